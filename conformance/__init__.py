@@ -1,0 +1,1 @@
+"""The model suite. Uses only what a user can use."""
