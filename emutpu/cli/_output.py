@@ -1,4 +1,4 @@
-"""What the commands share of their output: the ``--json`` option and the console of standard error."""
+"""What the commands share of their output: the ``--json`` option and the console."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def write_json(document: Mapping[str, Any], path: str) -> None:
         raise EmulatorFailure(EmulatorExit.REPORT_NOT_WRITTEN, f"the report was not written: {error}") from error
 
 
-def console() -> Console:
-    """A rich console on standard error, which never wraps a path in the middle of a log."""
+def console(*, stderr: bool) -> Console:
+    """A rich console that never wraps a path or a message in the middle of a log."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)

@@ -103,7 +103,7 @@ def run_program(arguments: list[str], environment: dict[str, str], json_path: st
         raise EmulatorFailure(EmulatorExit.FORBIDDEN, "EMUTPU_FORBID is set: emulated results are not allowed here")
     outcome = launch(arguments, environment, stdout_to_stderr=json_path == "-")
     document = report_of(outcome, effective.chip)
-    terminal = console()
+    terminal = console(stderr=True)
     print_summary(document, terminal)
     if json_path is not None:
         write_json(document, json_path)
