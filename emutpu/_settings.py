@@ -207,7 +207,12 @@ def changed_since_read() -> list[str]:
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> list[tuple[str, str | None]]:
     """``EMUTPU_*`` names (of ``os.environ`` by default) that no row declares, each with the closest declared name."""
-    known = [variable.name for variable in VARIABLES if variable.name.startswith(PREFIX)]
+    known = [variable.name.removeprefix(PREFIX) for variable in VARIABLES if variable.name.startswith(PREFIX)]
     given = os.environ if environment is None else environment
-    unknown = sorted(name for name in given if name.startswith(PREFIX) and name not in known)
-    return [(name, next(iter(difflib.get_close_matches(name, known, n=1)), None)) for name in unknown]
+    unknown = []
+    for name in sorted(given):
+        suffix = name.removeprefix(PREFIX)
+        if suffix != name and suffix not in known:
+            close = difflib.get_close_matches(suffix, known, n=1)  # the common prefix would make all names alike
+            unknown.append((name, PREFIX + close[0] if close else None))
+    return unknown

@@ -52,7 +52,7 @@ class Digits:
     """The 1,797 digits on the CPU, split by ``seed`` into a training part and a held-out part of 297."""
 
     def __init__(self, seed: int) -> None:
-        from sklearn.datasets import load_digits
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
         bunch = load_digits()
         images = torch.from_numpy(bunch.images).to(torch.float32).div(16).unsqueeze(1)
@@ -87,7 +87,7 @@ def fit(model: nn.Module, digits: Digits, device: torch.device, steps: int, on_s
     for step, (images, labels) in enumerate(digits.batches(steps)):
         loss = F.cross_entropy(model(images.to(device)), labels.to(device))
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.item())
         if on_step is not None:
@@ -101,7 +101,7 @@ def accuracy(model: nn.Module, digits: Digits, device: torch.device) -> float:
     model.eval()
     images, labels = digits.held_out
     right = model(images.to(device)).argmax(1) == labels.to(device)
-    return right.sum().item() / len(labels)
+    return float(right.sum().item() / len(labels))
 
 
 def train(device: str | torch.device, steps: int, seed: int) -> list[float]:
