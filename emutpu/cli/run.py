@@ -129,9 +129,12 @@ def _chip(chip: str | None, topology: str | None) -> str | None:
     name, _, size = topology.lower().rpartition("-")
     if name not in _settings.CHIPS or name == _settings.NO_CHIP or not size.isdigit() or int(size) < 1:
         raise click.UsageError(f"--topology {topology} is not a slice: expected CHIP-SIZE, such as v5e-1")
-    if int(size) > 1:
+    from emutpu.simulator.topology import single_chip
+
+    only = single_chip(name).name
+    if topology.lower() != only:
         raise click.UsageError(
-            f"--topology {topology} is not available in this version of emutpu: it emulates one chip"
+            f"--topology {topology} is not available in this version of emutpu: it emulates one chip, {only}"
         )
     if chip not in (None, name):
         raise click.UsageError(f"--chip {chip} contradicts --topology {topology}")

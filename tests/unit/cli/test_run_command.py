@@ -232,10 +232,11 @@ def test_forbidden(emutpu: Command, program: Write, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_topology_of_one_chip(emutpu: Command, program: Write) -> None:
-    """``--topology v5p-1`` selects the chip."""
-    result = emutpu("run", "--topology", "v5p-1", program(SHOW))
-    assert "'EMUTPU_CHIP': 'v5p'" in result.stdout
+@pytest.mark.parametrize(("topology", "chip"), [("v5p-1", "v5p"), ("v7-2", "v7")])
+def test_topology_of_one_chip(emutpu: Command, program: Write, topology: str, chip: str) -> None:
+    """The slice of one chip selects the chip; a v7 chip is two devices."""
+    result = emutpu("run", "--topology", topology, program(SHOW))
+    assert f"'EMUTPU_CHIP': '{chip}'" in result.stdout
 
 
 def test_defect_of_the_emulator_is_no_finding(

@@ -27,6 +27,15 @@ def test_defaults() -> None:
     assert defaults.visible_devices is None
 
 
+def test_names_are_those_of_the_simulator() -> None:
+    """The leaf cannot import the tables of chips and clients, so it repeats their names: they must agree."""
+    from emutpu.simulator import CLIENTS
+    from emutpu.simulator.chips import CHIPS
+
+    assert {*_settings.CHIPS} == {*CHIPS, _settings.NO_CHIP}
+    assert {*_settings.CLIENTS} == {*CLIENTS}
+
+
 def test_table_and_fields_agree() -> None:
     """Every row fills one field of Settings, and no name occurs twice."""
     fields = [field.name for field in dataclasses.fields(_settings.Settings)]
