@@ -45,6 +45,7 @@ def test_command_runs_the_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_epoch_of_the_command_is_that_of_the_example() -> None:
     """The command counts steps without importing torch, so the two numbers must agree."""
     assert demo._STEPS_PER_EPOCH == digits_cnn.STEPS_PER_EPOCH
+    assert demo._EPOCHS * demo._STEPS_PER_EPOCH == digits_cnn.STEPS
 
 
 def test_example_reaches_its_goal_on_the_cpu(tmp_path: Path) -> None:
@@ -66,6 +67,11 @@ def test_loss_curve_depends_on_the_seed_alone() -> None:
     first = digits_cnn.train("cpu", 3, 1)
     assert first == digits_cnn.train("cpu", 3, 1)
     assert first != digits_cnn.train("cpu", 3, 2)
+
+
+def test_short_training_is_the_beginning_of_a_long_one() -> None:
+    """The learning rate of a step does not depend on how many steps follow."""
+    assert digits_cnn.train("cpu", 5, 0)[:3] == digits_cnn.train("cpu", 3, 0)
 
 
 def test_every_batch_has_the_same_shape() -> None:

@@ -16,13 +16,14 @@ Write = Callable[[str], str]
 Valid = Callable[[Any, str], dict[str, Any]]
 
 PARITY_STEPS = 20
-# float32 arithmetic in another order moved the loss by at most 8e-7 relative over 20 steps, on six seeds.
+# float32 arithmetic in another order moves the loss of seed 1 by 3e-7 relative over 20 steps (measured against float64).
+# Later, or on a few other seeds, some input of a ReLU is closer to 0 than that, and the two trainings part for good.
 PARITY_TOLERANCE = 1e-5
 LOSSES = """
 import json, torch
 torch.set_float32_matmul_precision("highest")
 from emutpu.examples.digits_cnn import train
-print(json.dumps([train(device, {steps}, 0) for device in ("cpu", "tpu")]))
+print(json.dumps([train(device, {steps}, 1) for device in ("cpu", "tpu")]))
 """
 
 
