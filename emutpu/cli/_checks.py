@@ -154,9 +154,9 @@ def _hardware(environment: Environment, root: Path = Path("/sys/bus/pci/devices"
     if chips:
         yield Check(
             "conflict.hardware",
-            WARN,
-            f"this host has {len(chips)} real TPU chip(s) ({', '.join(chips)}); emutpu does not use them",
-            "set EMUTPU_FORBID=1 where results must come from hardware",
+            FAIL,
+            f"this host has {len(chips)} real TPU chip(s) ({', '.join(chips)}), and emutpu steps aside for them",
+            "use TorchTPU here, and emutpu on hosts without a TPU",
         )
     else:
         yield Check("conflict.hardware", OK, "no TPU hardware on this host")

@@ -129,13 +129,13 @@ def _device(root: Path, address: str, vendor: str, kind: str) -> None:
 
 
 def test_real_tpu_is_seen(tmp_path: Path) -> None:
-    """An accelerator of the vendor is a warning; the same vendor's network card and other makers' devices are not."""
+    """An accelerator of the vendor is a conflict; the same vendor's network card and other makers' devices are not."""
     _device(tmp_path, "0000:00:01.0", "0x1ae0", "0x020000")
     _device(tmp_path, "0000:00:02.0", "0x10de", "0x120000")
     assert by_name(_checks._hardware({}, tmp_path))["conflict.hardware"].status == "ok"
     _device(tmp_path, "0000:00:03.0", "0x1ae0", "0x120000")
     check = by_name(_checks._hardware({}, tmp_path))["conflict.hardware"]
-    assert check.status == "warn"
+    assert check.status == "fail"
     assert "0000:00:03.0" in check.message
 
 
