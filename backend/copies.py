@@ -5,6 +5,7 @@ Memory is shared only where nobody else can reach it: a host temporary made here
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -36,29 +37,15 @@ def host_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def _host_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor over a read-only array, to be copied from at once."""
+    """A CPU tensor over a read-only array, which it keeps alive; to be copied from at once."""
     plain = array if array.dtype.isbuiltin == 1 else array.view(f"i{dtype.itemsize}")
-    if plain.flags.writeable:
-        tensor = torch.from_numpy(plain)
-    else:
-        # torch.from_numpy warns of read-only arrays; nothing writes this one.
-        tensor = torch.frombuffer(memoryview(_writable(plain)), dtype=_plain_dtype(plain)).reshape(array.shape)
-    return tensor if plain is array else tensor.view(dtype)
-
-
-def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    import ctypes
-
-    flat = array.reshape(-1)
-    source = (ctypes.c_char * flat.nbytes).from_address(flat.__array_interface__["data"][0])
-    made: np.ndarray[Any, Any] = np.frombuffer(source, flat.dtype)
-    return made
-
-
-def _plain_dtype(array: np.ndarray[Any, Any]) -> torch.dtype:
-    from emutpu.backend.dtypes import torch_dtype
-
-    return torch_dtype(array.dtype)
+    if not plain.flags.writeable:
+        # torch.from_numpy warns of read-only arrays, and nothing writes this one.
+        memory = (ctypes.c_char * plain.nbytes).from_address(plain.__array_interface__["data"][0])
+        memory.owner = plain  # type: ignore[attr-defined]  # from_address keeps nothing alive by itself
+        plain = np.frombuffer(memory, plain.dtype).reshape(plain.shape)
+    tensor = torch.from_numpy(plain)
+    return tensor if array.dtype.isbuiltin == 1 else tensor.view(dtype)
 
 
 def _dense(tensor: torch.Tensor) -> tuple[Buffer, Cell]:

@@ -317,11 +317,11 @@ def highest(dtype: torch.dtype) -> Number:
 
 
 class Builder:
-    """Builds one canonical module. ``precision`` goes into every f32 dot and convolution."""
+    """Builds one canonical module. ``precision`` goes into every f32 dot and convolution; without it there may be none."""
 
-    def __init__(self, name: str, precision: Precision = "HIGHEST") -> None:
+    def __init__(self, name: str, precision: Precision | None = None) -> None:
         self.name = name
-        self.precision: Precision = precision
+        self.precision = precision
         self._location = _unknown()
         self._module = ir.Module.create(self._location)
         self._module.operation.attributes["sym_name"] = _string(name)
@@ -696,6 +696,8 @@ class Builder:
 
     def _precision_config(self, dtype: torch.dtype) -> str:
         precision = self.precision if dtype == torch.float32 else "DEFAULT"
+        if precision is None:
+            raise AssertionError(f"{self.name} emits an f32 dot or convolution: declare its lowering with dots=True")
         return f"[#stablehlo<precision {precision}>, #stablehlo<precision {precision}>]"
 
     def convolution(

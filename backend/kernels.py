@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from sys import getrefcount
+from sys import _getframe, getrefcount
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from emutpu.backend.cell import Cell
 from emutpu.backend.errors import device_mismatch, launch_failure
 from emutpu.backend.hlo import Number
-from emutpu.backend.location import Origin, capture
+from emutpu.backend.location import KNOWN_FILES, Origin, capture
 from emutpu.backend.lowering._registry import Lowering
 from emutpu.backend.options import LOCAL
 from emutpu.backend.pjrt import Buffer, ErrorBuffer, PjrtError
@@ -88,10 +88,10 @@ def _fill(cell: Cell) -> Buffer:
     return cell.value
 
 
-def _foreign(name: str, argument: str, tensor: torch.Tensor | Number) -> tuple[Buffer, Any]:
+def _foreign(name: str, argument: str, tensor: torch.Tensor | Number) -> tuple[Buffer, tuple[Any, ...]]:
     """Buffer and key of an operand without a cell: numbers and 0-d CPU tensors may mix, nothing else."""
     if not isinstance(tensor, torch.Tensor):
-        return _scalars.get(tensor), tensor.__class__
+        return _scalars.get(tensor), (tensor.__class__, None, None, None, None)
     cell = cell_of(tensor)
     if cell is not None:
         value = cell.value if cell.value is not None else _fill(cell)
@@ -101,7 +101,7 @@ def _foreign(name: str, argument: str, tensor: torch.Tensor | Number) -> tuple[B
         raise device_mismatch(name, argument, tensor)
     from emutpu.backend.copies import host_array
 
-    return runtime().client.from_host(host_array(tensor)), tensor.dtype
+    return runtime().client.from_host(host_array(tensor)), (None, None, None, None, tensor.dtype)
 
 
 def _target(name: str, argument: str, tensor: torch.Tensor) -> Cell:
@@ -140,8 +140,8 @@ class Kernel:
         self._forgotten = self.calls
         self.entries.clear()
 
-    def _miss(self, key: Any, values: tuple[Any, ...], arguments: list[Buffer], donate: bool) -> Entry:
-        entry = miss(self.signature, key, values, arguments, donate)
+    def _miss(self, key: Any, values: tuple[Any, ...], donate: bool) -> Entry:
+        entry = miss(self.signature, key[0], values, donate)
         self.entries[key] = entry
         return entry
 
@@ -153,11 +153,14 @@ class Kernel:
             "LOCAL": LOCAL,
             "blame": _blame,
             "capture": capture,
+            "donating": lambda: runtime().donating,
             "draw": draw,
             "entries": self.entries,
             "fill": _fill,
             "foreign": _foreign,
+            "getframe": _getframe,
             "getrefcount": getrefcount,
+            "library": KNOWN_FILES,
             "launch_failure": launch_failure,
             "miss": self._miss,
             "name": self.name,
@@ -174,31 +177,38 @@ class Kernel:
 
 
 class _Source:
-    """Writes the text of one kernel."""
+    """Writes the text of one kernel. Keys are flat tuples, and nothing is called that can be written in line."""
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
         self.lines: list[str] = []
         self.keys: list[str] = []
-        self.distinct: list[str] = []
+        kinds = [argument_kind(a, signature.row.static) for a in signature.schema.arguments]
+        # With nothing but required tensors the list of values is a display, not a series of appends.
+        self.display = all(k in ("tensor", "static") for k in kinds) and not signature.targets
+        self.values: list[str] = []
 
     def text(self) -> str:
         signature = self.signature
         self._add(0, f"def kernel({self._parameters()}):")
-        self._add(1, "o = LOCAL.state.options")
-        self._add(1, f"a = []; d = {bool(signature.targets)}")
-        for argument in signature.schema.arguments:
-            self._argument(argument)
+        if not self.display:
+            self._add(1, "a = []")
+        if signature.targets:
+            self._add(1, "d = donating()")
+            self.keys.append("d")
+        for position, argument in enumerate(signature.schema.arguments):
+            self._argument(argument, first=position == 0)
+        if self.display:
+            self._add(1, f"a = [{', '.join(self.values)}]")
         names = "".join(f"{a.name}, " for a in signature.schema.arguments)
         self._shared_values()
-        self._add(1, f"k = (o, {''.join(k + ', ' for k in self.keys)}d)")
+        self._add(1, f"k = (LOCAL.state.{'options' if signature.row.dots else 'plain'}, {''.join(k + ', ' for k in self.keys)})")
         self._add(1, "e = entries.get(k)")
         self._add(1, "if e is None:")
-        self._add(2, f"e = miss(k, ({names}), a, d)")
+        self._add(2, f"e = miss(k, ({names}), {'d' if signature.targets else 'False'})")
         self._add(1, "e.calls += 1")
         self._late_arguments()
-        self._add(1, "f, i = capture()")
-        self._add(1, "g = (name, f, i)")
+        self._origin()
         self._add(1, "try:")
         self._add(2, "r = e.launch(a)")
         self._add(1, "except PjrtError as error:")
@@ -207,6 +217,14 @@ class _Source:
         self._add(2, "blame(r, g)")
         self._results()
         return "\n".join(self.lines) + "\n"
+
+    def _origin(self) -> None:
+        """The caller's frame is the user's most of the time; only otherwise walk the stack."""
+        self._add(1, "f = getframe(1)")
+        self._add(1, "i = f.f_code")
+        self._add(1, "if library.get(i.co_filename) is False: g = (name, i, f.f_lasti)")
+        self._add(1, "else: g = (name, *capture())")
+        self._add(1, "f = None")
 
     def _add(self, depth: int, line: str) -> None:
         self.lines.append("    " * depth + line)
@@ -223,18 +241,16 @@ class _Source:
 
     # Arguments -------------------------------------------------------------------------------------------
 
-    def _argument(self, argument: Any) -> None:
+    def _argument(self, argument: Any, *, first: bool) -> None:
         name = argument.name
         kind = argument_kind(argument, self.signature.row.static)
         written = name in self.signature.targets
         if kind == "tensor":
-            (self._written if written else self._tensor)(1, name)
-            self.keys.append(f"k_{name}")
+            self._written(1, name) if written else self._tensor(1, name, first=first)
         elif kind == "tensor?":
-            self._add(1, f"k_{name} = None")
-            self._add(1, f"if {name} is not None:")
-            (self._written if written else self._tensor)(2, name)
-            self.keys.append(f"k_{name}")
+            self._add(1, f"if {name} is None: {self._null(name)}")
+            self._add(1, "else:")
+            self._written(2, name) if written else self._tensor(2, name, first=first)
         elif kind in ("tensors", "tensors?"):
             self._list(name, written)
         elif kind in ("scalar", "scalar?"):
@@ -243,22 +259,40 @@ class _Source:
             self._add(1, f"for s in {name}: a.append(scalar(s))")
             self.keys.append(f"tuple([s.__class__ for s in {name}])")
         elif kind == "static":
-            if "List" in str(argument.type) or "int[" in str(argument.type):
+            if "List" in str(argument.type):
                 self.keys.append(f"(tuple({name}) if {name}.__class__ is list else {name})")
             else:
                 self.keys.append(name)
 
-    def _tensor(self, depth: int, x: str) -> None:
+    def _null(self, x: str) -> str:
+        return f"l_{x} = z_{x} = s_{x} = o_{x} = t_{x} = None"
+
+    def _tensor(self, depth: int, x: str, *, first: bool) -> None:
         """Read: append the cell's value, and key on how the tensor lies over it."""
-        # PyTorch hands the 2 of ``x + 2`` over as a number.
-        self._add(depth, f"c_{x} = None if {x}.__class__ in numbers else getattr(storage({x}), 'cell', None)")
+        # PyTorch hands the 2 of ``x + 2`` over as a number, never in the first place.
+        number = "" if first else f"None if {x}.__class__ in numbers else "
+        self._add(depth, f"c_{x} = {number}getattr(storage({x}), 'cell', None)")
         self._add(depth, f"if c_{x} is None:")
-        self._add(depth + 1, f"v_{x}, k_{x} = foreign(name, {x!r}, {x})")
+        self._add(depth + 1, f"v_{x}, (l_{x}, z_{x}, s_{x}, o_{x}, t_{x}) = foreign(name, {x!r}, {x})")
         self._add(depth, "else:")
         self._add(depth + 1, f"v_{x} = c_{x}.value")
         self._add(depth + 1, f"if v_{x} is None: v_{x} = fill(c_{x})")
-        self._add(depth + 1, f"k_{x} = (c_{x}.layout, {x}.shape, {x}.stride(), {x}.storage_offset(), {x}.dtype)")
-        self._add(depth, f"a.append(v_{x})")
+        self._lies(depth + 1, x)
+        if self.display:
+            self.values.append(f"v_{x}")
+        else:
+            self._add(depth, f"a.append(v_{x})")
+        self._key(x)
+
+    def _lies(self, depth: int, x: str) -> None:
+        self._add(
+            depth,
+            f"l_{x} = c_{x}.layout; z_{x} = {x}.shape; s_{x} = {x}.stride(); o_{x} = {x}.storage_offset(); "
+            f"t_{x} = {x}.dtype",
+        )
+
+    def _key(self, x: str) -> None:
+        self.keys.append(f"l_{x}, z_{x}, s_{x}, o_{x}, t_{x}")
 
     def _written(self, depth: int, x: str) -> None:
         """Read and written (or only written): donate the value when the cell is its only holder."""
@@ -269,32 +303,31 @@ class _Source:
             self._add(depth, f"if v_{x} is None: v_{x} = fill(c_{x})")
         # References: the cell, this frame's local, the argument of getrefcount itself.
         self._add(depth, f"if getrefcount(v_{x}) != 3: d = False")
-        self._add(depth, f"k_{x} = (c_{x}.layout, {x}.shape, {x}.stride(), {x}.storage_offset(), {x}.dtype)")
+        self._lies(depth, x)
         if self.signature.row.reads:
             self._add(depth, f"a.append(v_{x})")
+        self._key(x)
 
     def _list(self, x: str, written: bool) -> None:
         self._add(1, f"k_{x} = []; c_{x} = []")
         self._add(1, f"for t in {x}:")
         self._add(2, "if t is None:")
         self._add(3, f"k_{x}.append(None); continue")
-        self._add(2, "c = getattr(storage(t), 'cell', None)")
+        number = "" if written else "None if t.__class__ in numbers else "
+        self._add(2, f"c = {number}getattr(storage(t), 'cell', None)")
+        self._add(2, "if c is None:")
         if written:
-            self._add(2, f"if c is None: c = target(name, {x!r}, t)")
-            self._add(2, "v = c.value")
-            self._add(2, "if v is None: v = fill(c)")
-            self._add(2, "if getrefcount(v) != 3: d = False")
-            self._add(2, f"a.append(v); c_{x}.append(c)")
-            self._add(2, f"k_{x}.append((c.layout, t.shape, t.stride(), t.storage_offset(), t.dtype))")
+            self._add(3, f"c = target(name, {x!r}, t)")
         else:
-            self._add(2, "if c is None:")
             self._add(3, f"v, k = foreign(name, {x!r}, t)")
-            self._add(3, f"a.append(v); k_{x}.append(k)")
-            self._add(2, "else:")
-            self._add(3, "v = c.value")
-            self._add(3, "if v is None: v = fill(c)")
-            self._add(3, "a.append(v)")
-            self._add(3, f"k_{x}.append((c.layout, t.shape, t.stride(), t.storage_offset(), t.dtype))")
+            self._add(3, f"a.append(v); k_{x}.append(k); continue")
+        self._add(2, "v = c.value")
+        self._add(2, "if v is None: v = fill(c)")
+        if written:
+            self._add(2, "if getrefcount(v) != 3: d = False")
+            self._add(2, f"c_{x}.append(c)")
+        self._add(2, "a.append(v)")
+        self._add(2, f"k_{x}.append((c.layout, t.shape, t.stride(), t.storage_offset(), t.dtype))")
         self._add(1, "v = None")
         self.keys.append(f"tuple(k_{x})")
 
@@ -302,8 +335,8 @@ class _Source:
         """A Scalar: its type is keyed, its value is a device input, unless it is the schema's default."""
         x = argument.name
         default = argument.default_value if argument.has_default_value() else None
-        absent = f"{x} is None" if default is None else f"{x} is None or {x} == default_{x}"
-        self._add(1, f"if {absent}: k_{x} = {x} is None")
+        absent = f"{x} is None" if default is None else f"{x} == default_{x}"
+        self._add(1, f"if {absent}: k_{x} = None")
         self._add(1, "else:")
         self._add(2, f"k_{x} = {x}.__class__")
         self._add(2, f"a.append(scalar({x}))")

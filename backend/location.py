@@ -15,7 +15,7 @@ from itertools import islice
 
 import torch
 
-__all__ = ["Location", "Origin", "capture", "locate"]
+__all__ = ["KNOWN_FILES", "Location", "Origin", "capture", "locate"]
 
 # (overload name, code object, instruction offset) of a launch.
 Origin = tuple[str, types.CodeType | None, int]
@@ -25,7 +25,8 @@ _LIBRARY_ROOTS = (
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "emutpu") + os.sep,
 )
-_is_library: dict[str, bool] = {}
+# File name -> whether it belongs to PyTorch, emutpu or the interpreter. Generated kernels look it up in line.
+KNOWN_FILES: dict[str, bool] = {}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,14 +44,14 @@ class Location:
 
 def _library(filename: str) -> bool:
     known = filename.startswith(_LIBRARY_ROOTS) or filename.startswith(("<frozen ", "<emutpu "))
-    _is_library[filename] = known
+    KNOWN_FILES[filename] = known
     return known
 
 
 def capture() -> tuple[types.CodeType | None, int]:
     """The innermost frame that belongs neither to PyTorch nor to emutpu, as (code, offset); (None, 0) if there is none."""
     frame: types.FrameType | None = sys._getframe(1)
-    known = _is_library
+    known = KNOWN_FILES
     while frame is not None:
         code = frame.f_code
         filename = code.co_filename

@@ -32,10 +32,13 @@ class Precision(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """Interned (see :func:`_intern`), so that keys compare them by identity first."""
+    """Interned (see :func:`_intern`), so that keys compare them by identity first.
+
+    ``precision`` is None in the options of ops that emit neither dots nor convolutions.
+    """
 
     mode: EagerMode = EagerMode.DEFER_NEVER
-    precision: Precision = Precision.DEFAULT
+    precision: Precision | None = Precision.DEFAULT
     excess_precision: bool = False
     overrides: tuple[tuple[str, str], ...] = ()
     bounds_checks: bool = False
@@ -46,7 +49,7 @@ class Options:
 
     def canonical(self) -> str:
         """What of the options decides generated code; the mode does not."""
-        return f"{self.compile_options.canonical()} precision={self.precision.name} checks={self.bounds_checks:d}"
+        return f"{self.compile_options.canonical()} precision={self.precision.name if self.precision is not None else None} checks={self.bounds_checks:d}"
 
 
 _interned: dict[Options, Options] = {}
@@ -59,7 +62,7 @@ def _intern(options: Options) -> Options:
 class ThreadOptions:
     """One thread's options: the process default with this thread's overrides on top, innermost last."""
 
-    __slots__ = ("__weakref__", "options", "stack")
+    __slots__ = ("__weakref__", "options", "plain", "stack")
 
     def __init__(self, stack: tuple[dict[str, object], ...] = ()) -> None:
         self.stack = list(stack)
@@ -71,6 +74,8 @@ class ThreadOptions:
         for changes in self.stack:
             merged.update(changes)
         self.options = _intern(dataclasses.replace(_process.options, **merged))  # type: ignore[arg-type]  # field names
+        # What ops without a matmul are keyed with: a change of precision must not recompile them.
+        self.plain = _intern(dataclasses.replace(self.options, precision=None))
 
 
 class _Process:

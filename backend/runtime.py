@@ -44,6 +44,7 @@ class Runtime:
         self.calls: dict[str, Callable[[], int]] = {}
         self.fallbacks: Counter[tuple[str, str]] = Counter()
         self.allow_fallback = False
+        self.donating = True
         self._client: Client | None = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -87,6 +88,7 @@ class Runtime:
         """Called once by the face, before any tensor is made."""
         self.configuration = configuration
         self.allow_fallback = configuration.allow_fallback
+        self.donating = configuration.donate
 
     def replace_client(self, client: Client) -> Client | None:
         """Put another client beneath (fault injection, adversaries); gives the old one. Executables are forgotten."""

@@ -107,11 +107,8 @@ class Entry:
 # --------------------------------------------------------------------------------------------------- the miss
 
 
-def miss(
-    signature: Signature, key: tuple[Any, ...], values: tuple[Any, ...], arguments: list[Buffer], donate: bool
-) -> Entry:
+def miss(signature: Signature, options: Options, values: tuple[Any, ...], donate: bool) -> Entry:
     """Lower, compile and load one launch. Raises what PyTorch's meta kernel raises for wrong arguments."""
-    options: Options = key[0]
     arguments_by_name = dict(zip((a.name for a in signature.schema.arguments), values, strict=True))
     module = _Module(signature, options, arguments_by_name, donate)
     logical = module.key()
@@ -268,7 +265,8 @@ class _Module:
 
     def build(self) -> bytes:
         signature = self.signature
-        builder = Builder(signature.name, self.options.precision.name)  # type: ignore[arg-type]  # the enum's names
+        precision = self.options.precision
+        builder = Builder(signature.name, None if precision is None else precision.name)  # type: ignore[arg-type]  # the enum's names
         bases: dict[str, list[Value]] = {}
         inputs = []
         for argument in signature.schema.arguments:
