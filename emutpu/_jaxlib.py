@@ -1,17 +1,64 @@
 """Everything that differs between jaxlib releases, and the process's one MLIR context. Nothing else imports jaxlib.
 
-A leaf: both the backend (which builds modules) and the simulator (which runs them) use it.
+A leaf: both the backend (which builds modules) and the simulator (which runs them) use it. It never changes the
+user's JAX configuration: no ``jax.config.update``, no edit of ``XLA_FLAGS``; 64-bit types are enabled in a
+thread-local scope around the one call that needs it.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import chlo, func, stablehlo
+import numpy as np
 
-__all__ = ["chlo", "context", "func", "ir", "stablehlo"]
+__all__ = [
+    "JaxNotFound",
+    "chlo",
+    "compile_module",
+    "compile_options",
+    "context",
+    "cpu_backend",
+    "deserialize",
+    "device_list",
+    "func",
+    "ir",
+    "known_flags",
+    "put",
+    "serialize",
+    "shaped",
+    "single_device_sharding",
+    "stablehlo",
+    "versions",
+    "wide_types",
+    "xla_error_types",
+]
+
+
+class JaxNotFound(ImportError):
+    """jax or jaxlib is missing, broken, or lacks something every supported release has."""
+
+
+try:
+    import jax
+    import jaxlib.version
+    from jax.extend import backend as jax_backend
+    from jaxlib import _jax, xla_client
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import chlo, func, stablehlo
+except ImportError as error:
+    raise JaxNotFound(
+        f"emutpu runs its programs with JAX, which cannot be imported here ({error}). "
+        "Install a supported pair: pip install 'jax>=0.8.3,<0.11' 'jaxlib>=0.8.3,<0.11'"
+    ) from error
+
+
+# --------------------------------------------------------------------------------------------------- MLIR
 
 
 @functools.cache
@@ -27,3 +74,143 @@ def context() -> Any:
     stablehlo.register_dialect(made)
     chlo.register_dialect(made)
     return made
+
+
+# --------------------------------------------------------------------------------------------------- runtime
+
+
+def versions() -> tuple[str, str]:
+    """The versions of jax and jaxlib."""
+    return jax.__version__, jaxlib.version.__version__
+
+
+def cpu_backend() -> Any:
+    """JAX's CPU backend. Raises RuntimeError where the user's configuration excludes it (``JAX_PLATFORMS``)."""
+    return jax_backend.get_backend("cpu")
+
+
+def device_list(devices: Sequence[Any]) -> Any:
+    """The devices of an executable, as ``compile_and_load`` wants them."""
+    return _jax.DeviceList(tuple(devices))
+
+
+def single_device_sharding(device: Any) -> Any:
+    """The sharding of an array that lives on one device."""
+    return jax.sharding.SingleDeviceSharding(device)
+
+
+def shaped(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """JAX's own aval of an array."""
+    with wide_types():
+        return jax.core.ShapedArray(shape, dtype)
+
+
+def wide_types() -> AbstractContextManager[Any]:
+    """A scope in which this thread may make 64-bit arrays; the user's own setting is untouched."""
+    return _enable_x64(True)
+
+
+def _find_enable_x64() -> Any:
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64
+    from jax.experimental import enable_x64
+
+    return enable_x64
+
+
+_enable_x64 = _find_enable_x64()
+put = _jax.batched_device_put
+COPY = xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+ZERO_COPY = xla_client.HostBufferSemantics.ZERO_COPY
+
+
+def xla_error_types() -> tuple[type[Exception], ...]:
+    """What XLA, jaxlib's argument checks and the MLIR parser raise."""
+    return (jax.errors.JaxRuntimeError, ValueError, TypeError, RuntimeError, ir.MLIRError)
+
+
+# --------------------------------------------------------------------------------------------------- compilation
+
+
+def compile_options(device_ids: Sequence[int], flags: Iterable[tuple[str, str]] = ()) -> Any:
+    """Options for one replica on each of ``device_ids``; ``flags`` are XLA's debug options by name."""
+    options = xla_client.CompileOptions()
+    options.num_replicas = len(device_ids)
+    options.num_partitions = 1
+    options.executable_build_options.num_replicas = len(device_ids)
+    # A device list alone leaves the executable on device 0.
+    assignment = np.asarray(device_ids, np.int64).reshape(len(device_ids), 1)
+    options.device_assignment = xla_client.DeviceAssignment.create(assignment)
+    options.env_option_overrides = [(name, _flag_value(value)) for name, value in flags]
+    return options
+
+
+def _flag_value(value: str) -> str | int | bool | float:
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+@functools.cache
+def _flag_known(name: str, value: str) -> bool:
+    backend = cpu_backend()
+    device = backend.local_devices()[0]
+    text = "module { func.func public @main(%a: tensor<f32>) -> tensor<f32> { return %a : tensor<f32> } }"
+    try:
+        backend.compile_and_load(text, device_list([device]), compile_options([device.id], [(name, value)]))
+    except xla_error_types():
+        return False
+    return True
+
+
+def known_flags(flags: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Those of ``flags`` that this jaxlib knows. Each is probed once per process by a trivial compilation."""
+    return tuple((name, value) for name, value in flags if _flag_known(name, value))
+
+
+def compile_module(backend: Any, module: Any, devices: Any, options: Any) -> Any:
+    """Compile an ``ir.Module`` or MLIR text for ``devices``. Releases the GIL."""
+    return backend.compile_and_load(module, devices, options)
+
+
+def serialize(backend: Any, executable: Any) -> bytes:
+    """The native code of a loaded executable."""
+    return bytes(backend.serialize_executable(executable))
+
+
+def deserialize(backend: Any, blob: bytes, devices: Any, options: Any) -> Any:
+    """Load native code. The caller has verified it: a corrupt blob crashes the process."""
+    return backend.deserialize_executable(blob, devices, options)
+
+
+def xla_flags() -> str:
+    """The XLA flags this process was started with."""
+    return os.environ.get("XLA_FLAGS", "")
+
+
+@functools.cache
+def _processor() -> str:
+    """Model and feature flags of the CPU: XLA generates code for exactly these."""
+    wanted = ("model name", "flags", "Features", "CPU part")
+    found: dict[str, str] = {}
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name.strip() in wanted:
+                    found.setdefault(name.strip(), value.strip())
+    except OSError:
+        found["machine"] = f"{platform.machine()} {platform.processor()}"
+    text = " ".join(f"{name}={value}" for name, value in sorted(found.items()))
+    return f"{found.get('model name', platform.machine())}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@functools.cache
+def fingerprint() -> str:
+    """The jax and jaxlib versions, XLA flags, CPU and its feature flags, as one line."""
+    return f"jax {versions()[0]} jaxlib {versions()[1]} cpu {_processor()} xla_flags {xla_flags()!r}"

@@ -1,0 +1,72 @@
+"""The envelope of a serialised executable: magic, checksum, a JSON header with the interface, native code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from typing import Any
+
+import numpy as np
+
+from emutpu.backend.pjrt import Aval, InvalidArgument
+
+from ._modules import DTYPES, ModuleInfo
+
+__all__ = ["pack", "unpack"]
+
+_MAGIC = b"EMUTPUX1"
+_DIGEST = hashlib.sha256().digest_size
+_PREFIX = len(_MAGIC) + _DIGEST
+_LENGTH = struct.Struct("<I")
+_BY_NAME: dict[str, np.dtype[Any]] = {dtype.name: dtype for dtype in DTYPES.values()}
+
+
+def pack(info: ModuleInfo, fingerprint: str, code: bytes) -> bytes:
+    """One blob of the interface and the native code, under a SHA-256 of both."""
+    header = json.dumps(
+        {
+            "name": info.name,
+            "arguments": [_plain(aval) for aval in info.arguments],
+            "results": [_plain(aval) for aval in info.results],
+            "donated": sorted(info.donated),
+            "fingerprint": fingerprint,
+        }
+    ).encode()
+    body = _LENGTH.pack(len(header)) + header + code
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def unpack(blob: bytes, fingerprint: str) -> tuple[ModuleInfo, bytes]:
+    """The interface and the native code of :func:`pack`'s blob.
+
+    Raises InvalidArgument when it is truncated, corrupt, or from a client with another fingerprint: native code must
+    never be reached then, since loading it can crash the process.
+    """
+    if blob[: len(_MAGIC)] != _MAGIC:
+        raise InvalidArgument("not a serialised executable of this client")
+    body = blob[_PREFIX:]
+    if hashlib.sha256(body).digest() != blob[len(_MAGIC) : _PREFIX]:
+        raise InvalidArgument("the serialised executable is corrupt (checksum mismatch)")
+    (length,) = _LENGTH.unpack_from(body)
+    header = json.loads(body[_LENGTH.size : _LENGTH.size + length])
+    if header["fingerprint"] != fingerprint:
+        raise InvalidArgument(
+            f"the serialised executable is for another environment: {header['fingerprint']!r}, not {fingerprint!r}"
+        )
+    info = ModuleInfo(
+        name=header["name"],
+        arguments=tuple(_aval(plain) for plain in header["arguments"]),
+        results=tuple(_aval(plain) for plain in header["results"]),
+        donated=frozenset(header["donated"]),
+        ops=frozenset(),
+    )
+    return info, body[_LENGTH.size + length :]
+
+
+def _plain(aval: Aval) -> list[Any]:
+    return [list(aval.shape), aval.dtype.name]
+
+
+def _aval(plain: list[Any]) -> Aval:
+    return Aval(tuple(plain[0]), _BY_NAME[plain[1]])

@@ -1,0 +1,124 @@
+"""Read what a client needs to know of a canonical module: name, avals, donation, and whether its extents are sane."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from emutpu._jaxlib import context, ir
+from emutpu.backend.pjrt import Aval, InvalidArgument, Unimplemented
+
+__all__ = ["ModuleInfo", "inspect", "parse"]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "i1": np.dtype(np.bool_),
+    **{f"i{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"ui{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
+    "i4": np.dtype(ml_dtypes.int4),
+    "ui4": np.dtype(ml_dtypes.uint4),
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f8E4M3FN": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "f8E4M3B11FNUZ": np.dtype(ml_dtypes.float8_e4m3b11fnuz),
+    "complex<f32>": np.dtype(np.complex64),
+    "complex<f64>": np.dtype(np.complex128),
+}
+_MAX_BYTES = 2**63 - 1
+_WIDEST = 16  # bytes of complex<f64>
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModuleInfo:
+    """The interface of a module, and the names of the operations it uses."""
+
+    name: str
+    arguments: tuple[Aval, ...]
+    results: tuple[Aval, ...]
+    donated: frozenset[int]
+    ops: frozenset[str]
+
+
+def parse(module: bytes) -> Any:
+    """The ``ir.Module`` of bytecode (or MLIR text as bytes). Raises InvalidArgument."""
+    try:
+        return ir.Module.parse(module, context=context())
+    except (ir.MLIRError, ValueError) as error:
+        raise InvalidArgument(f"malformed StableHLO module: {error}") from error
+
+
+def inspect(module: Any) -> ModuleInfo:
+    """Interface and ops of a parsed module. Raises InvalidArgument for a missing ``main`` or an absurd extent."""
+    main = _entry(module)
+    ops: set[str] = set()
+    for operation in _walk(module.operation):
+        ops.add(operation.name)
+        for result in operation.results:
+            _check_extent(result.type)
+    kind = main.type
+    for tensor in kind.inputs:
+        _check_extent(tensor)
+    symbol = module.operation.attributes["sym_name"].value if "sym_name" in module.operation.attributes else "main"
+    return ModuleInfo(
+        name=symbol,
+        arguments=tuple(_aval(t) for t in kind.inputs),
+        results=tuple(_aval(t) for t in kind.results),
+        donated=_donated(main),
+        ops=frozenset(ops),
+    )
+
+
+def _entry(module: Any) -> Any:
+    for operation in module.body.operations:
+        if operation.operation.name == "func.func" and operation.sym_name.value == "main":
+            return operation
+    raise InvalidArgument("the module has no function 'main'")
+
+
+def _walk(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region:
+            for inner in block.operations:
+                inner = inner.operation
+                yield inner
+                if inner.regions:
+                    yield from _walk(inner)
+
+
+def _aval(tensor: Any) -> Aval:
+    if not isinstance(tensor, ir.RankedTensorType) or not tensor.has_static_shape:
+        raise InvalidArgument(f"an argument or result of 'main' is {tensor}: only static ranked tensors cross the seam")
+    dtype = DTYPES.get(str(tensor.element_type))
+    if dtype is None:
+        raise Unimplemented(f"no buffers of element type {tensor.element_type}")
+    return Aval(tuple(tensor.shape), dtype)
+
+
+def _check_extent(tensor: Any) -> None:
+    """XLA aborts the process where the product of a shape's dimensions passes 2^63-1, so refuse it first."""
+    if not isinstance(tensor, ir.RankedTensorType) or not tensor.has_static_shape:
+        return
+    size = _WIDEST
+    for extent in tensor.shape:
+        size *= max(extent, 1)
+    if size > _MAX_BYTES:
+        raise InvalidArgument(f"{tensor} is larger than any address space")
+
+
+def _donated(main: Any) -> frozenset[int]:
+    if "arg_attrs" not in main.attributes:
+        return frozenset()
+    found = set()
+    for position, attributes in enumerate(main.arg_attrs):
+        attributes = ir.DictAttr(attributes)
+        if "jax.buffer_donor" in attributes and ir.BoolAttr(attributes["jax.buffer_donor"]).value:
+            found.add(position)
+        elif "tf.aliasing_output" in attributes:
+            found.add(position)
+    return frozenset(found)

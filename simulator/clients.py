@@ -1,0 +1,31 @@
+"""The clients by name; each lives in the module named after it and is imported only when asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+
+from emutpu.backend.pjrt import Client, Topology
+
+from .topology import single_chip
+
+__all__ = ["CLIENTS", "make_client"]
+
+CLIENTS: dict[str, str] = {
+    "cpu": "CpuClient",
+    "interpreter": "InterpreterClient",
+    "dry_run": "DryRunClient",
+}
+
+
+def make_client(name: str = "cpu", topology: Topology | None = None) -> Client:
+    """A new client: ``cpu`` computes with XLA's CPU compiler, ``interpreter`` with StableHLO's reference interpreter,
+    ``dry_run`` knows shapes only. ``topology`` defaults to one v5e chip. Raises ValueError for an unknown name.
+    """
+    if name not in CLIENTS:
+        close = difflib.get_close_matches(name, CLIENTS, n=1, cutoff=0.3)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown client {name!r}: known are {', '.join(CLIENTS)}{hint}")
+    module = importlib.import_module(f"{__package__}.{name}_client")
+    made: Client = getattr(module, CLIENTS[name])(topology or single_chip())
+    return made

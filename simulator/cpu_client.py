@@ -1,0 +1,263 @@
+"""The client that computes: XLA's CPU compiler, through JAX's CPU device. Its buffers are ``jax.Array`` themselves."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from emutpu import _jaxlib
+from emutpu.backend.pjrt import (
+    Aval,
+    Buffer,
+    CompileOptions,
+    DeviceUnavailable,
+    Effort,
+    ErrorBuffer,
+    ExecutableMemory,
+    FailedPrecondition,
+    InvalidArgument,
+    MemoryStats,
+    ModelledCost,
+    PjrtError,
+    Topology,
+    Unimplemented,
+)
+
+from . import _blob
+from ._modules import ModuleInfo, inspect, parse
+from .checks import check_arguments, propagate
+from .errors import translate
+
+__all__ = ["CpuClient", "CpuExecutable"]
+
+Launch = Callable[[Sequence[Any]], Sequence[Any]]
+
+_FLAGS: dict[Effort, tuple[tuple[str, str], ...]] = {
+    Effort.O0: (("xla_backend_optimization_level", "0"),),
+    Effort.O1: (("xla_backend_optimization_level", "1"),),
+    Effort.O2: (),
+    Effort.O3: (),
+}
+_ERRORS = _jaxlib.xla_error_types()
+
+
+def _launcher(loaded: Any, info: ModuleInfo) -> Launch:
+    """A closure that enqueues ``loaded``: the hot path, so nothing but the two calls into jaxlib on success."""
+    run = loaded.execute_sharded
+    name, results, donated = info.name, info.results, info.donated
+
+    def failed(error: Exception, arguments: Sequence[Any]) -> Sequence[Any]:
+        if not isinstance(error, PjrtError):
+            propagated = propagate(arguments, results, donated)
+            if propagated is not None:
+                return propagated
+        raise translate(error, name) from error
+
+    def launch_one(arguments: Sequence[Any]) -> Sequence[Any]:
+        try:
+            return run(arguments).disassemble_into_single_device_arrays()[0]  # type: ignore[no-any-return]
+        except _ERRORS as error:
+            return failed(error, arguments)
+
+    def launch_many(arguments: Sequence[Any]) -> Sequence[Any]:
+        try:
+            return [array for (array,) in run(arguments).disassemble_into_single_device_arrays()]
+        except _ERRORS as error:
+            return failed(error, arguments)
+
+    return launch_one if len(results) == 1 else launch_many
+
+
+class CpuExecutable:
+    """A module compiled for one CPU device. ``launch`` is a plain attribute, replaced when the client closes."""
+
+    __slots__ = ("__weakref__", "_client", "_info", "_loaded", "arguments", "donated", "launch", "name", "results")
+
+    def __init__(self, client: CpuClient, loaded: Any, info: ModuleInfo) -> None:
+        self._client = client
+        self._loaded = loaded
+        self._info = info
+        self.name = info.name
+        self.arguments = info.arguments
+        self.results = info.results
+        self.donated = info.donated
+        self.launch: Launch = _launcher(loaded, info)
+
+    def execute(self, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Check every argument, then launch. Raises InvalidArgument or FailedPrecondition."""
+        self._client.check_open()
+        check_arguments(self.name, self.arguments, arguments)
+        for position, buffer in enumerate(arguments):
+            if not isinstance(buffer, ErrorBuffer):
+                self._client.check_device(self.name, position, buffer)
+        return self.launch(arguments)
+
+    def serialize(self) -> bytes:
+        """Interface and native code under a checksum, for :meth:`CpuClient.deserialize`."""
+        self._client.check_open()
+        try:
+            code = _jaxlib.serialize(self._client.backend, self._loaded)
+        except _ERRORS as error:
+            raise translate(error, self.name) from error
+        return _blob.pack(self._info, self._client.fingerprint(), code)
+
+    def memory(self) -> ExecutableMemory:
+        """Bytes by XLA's buffer assignment for the CPU."""
+        stats = self._loaded.get_compiled_memory_stats()
+        return ExecutableMemory(
+            arguments=stats.argument_size_in_bytes,
+            results=stats.output_size_in_bytes,
+            temporaries=stats.temp_size_in_bytes,
+            code=stats.generated_code_size_in_bytes,
+            aliased=stats.alias_size_in_bytes,
+        )
+
+    def cost(self) -> ModelledCost | None:
+        """None: this client has no model of the chip."""
+        return None
+
+
+class CpuClient:
+    """One emulated device on JAX's CPU device. Thread-safe; compilation and execution release the GIL."""
+
+    name = "cpu"
+    computes = True
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        try:
+            self.backend = _jaxlib.cpu_backend()
+        except RuntimeError as error:
+            raise DeviceUnavailable(
+                f"JAX gives no CPU device ({error}); add 'cpu' to JAX_PLATFORMS or unset it"
+            ) from error
+        self.device = self.backend.local_devices()[0]
+        self._devices = _jaxlib.device_list([self.device])
+        self._sharding = _jaxlib.single_device_sharding(self.device)
+        self._process = os.getpid()
+        self._closed = False
+        self._avals: dict[tuple[tuple[int, ...], np.dtype[Any]], Any] = {}
+        self._live: weakref.WeakSet[CpuExecutable] = weakref.WeakSet()
+        self._peak = 0
+
+    # ------------------------------------------------------------------------------------------ state
+
+    def check_open(self) -> None:
+        """Raise FailedPrecondition after :meth:`close` and in a forked child."""
+        if self._closed:
+            raise FailedPrecondition("the client is closed")
+        if os.getpid() != self._process:
+            raise FailedPrecondition(
+                "the client was made in another process: its threads do not survive fork and the next compilation "
+                "would hang; start workers with 'spawn' or 'forkserver'"
+            )
+
+    def check_device(self, op: str, position: int, buffer: Any) -> None:
+        """Raise InvalidArgument unless ``buffer`` is an array on this client's device."""
+        devices = getattr(buffer, "devices", None)
+        if devices is None:
+            raise InvalidArgument(f"argument {position} of {op} is a {type(buffer).__name__} of another client", op=op)
+        where = devices()
+        if where != {self.device}:
+            raise InvalidArgument(f"argument {position} of {op} is on {where}, expected {self.device}", op=op)
+
+    def fingerprint(self) -> str:
+        """Versions, flags and CPU features: whatever decides the code besides module and options."""
+        return _jaxlib.fingerprint()
+
+    def close(self) -> None:
+        """Refuse every later use with FailedPrecondition."""
+        self._closed = True
+        for executable in list(self._live):
+            executable.launch = self._refuse
+
+    def _refuse(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        raise FailedPrecondition("the client is closed")
+
+    # ------------------------------------------------------------------------------------------ compilation
+
+    def _options(self, options: CompileOptions) -> Any:
+        if options.device not in range(len(self.topology.devices)):
+            raise InvalidArgument(f"{self.topology.name} has no device {options.device}")
+        if options.replicas != 1:
+            raise Unimplemented(f"a program of {options.replicas} replicas: this client runs one device")
+        flags = (*_jaxlib.known_flags(_FLAGS[options.effort]), *options.overrides)
+        return _jaxlib.compile_options([self.device.id], flags)
+
+    def compile(self, module: bytes, options: CompileOptions) -> CpuExecutable:
+        """Compile a canonical module. Raises InvalidArgument, Unimplemented, ResourceExhausted or InternalError."""
+        self.check_open()
+        parsed = parse(module)
+        info = inspect(parsed)
+        try:
+            loaded = _jaxlib.compile_module(self.backend, parsed, self._devices, self._options(options))
+        except _ERRORS as error:
+            raise translate(error, info.name) from error
+        return self._executable(loaded, info)
+
+    def deserialize(self, blob: bytes, options: CompileOptions) -> CpuExecutable:
+        """Load :meth:`CpuExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt or foreign one."""
+        self.check_open()
+        info, code = _blob.unpack(blob, self.fingerprint())
+        try:
+            loaded = _jaxlib.deserialize(self.backend, code, self._devices, self._options(options))
+        except _ERRORS as error:
+            raise translate(error, info.name) from error
+        return self._executable(loaded, info)
+
+    def _executable(self, loaded: Any, info: ModuleInfo) -> CpuExecutable:
+        executable = CpuExecutable(self, loaded, info)
+        self._live.add(executable)
+        return executable
+
+    # ------------------------------------------------------------------------------------------ transfers
+
+    def from_host(self, array: np.ndarray[Any, Any], *, zero_copy: bool = False) -> Any:
+        """Copy ``array`` (C-contiguous) once; with ``zero_copy`` XLA may keep its memory where it is aligned to 64."""
+        if self._closed:
+            raise FailedPrecondition("the client is closed")
+        semantics = _jaxlib.ZERO_COPY if zero_copy else _jaxlib.COPY
+        key = (array.shape, array.dtype)
+        aval = self._avals.get(key)
+        if aval is None:
+            aval = self._avals.setdefault(key, _jaxlib.shaped(Aval(*key).shape, array.dtype))
+        try:
+            if array.dtype.itemsize < 8:
+                return _jaxlib.put(aval, self._sharding, [array], [self.device], True, False, semantics)
+            with _jaxlib.wide_types():
+                return _jaxlib.put(aval, self._sharding, [array], [self.device], True, False, semantics)
+        except _ERRORS as error:
+            raise translate(error) from error
+
+    def to_host(self, buffer: Any) -> np.ndarray[Any, Any]:
+        """Wait, and view the value read-only, without a copy. Raises the error of the launch that failed."""
+        if self._closed:
+            raise FailedPrecondition("the client is closed")
+        if isinstance(buffer, ErrorBuffer):
+            raise buffer.error
+        try:
+            return np.asarray(buffer)
+        except _ERRORS as error:
+            raise translate(error) from error
+
+    def synchronize(self) -> None:
+        """Wait for every array alive on the device; raises the first failure."""
+        self.check_open()
+        for array in self.backend.live_arrays():
+            if not array.is_deleted():
+                try:
+                    array.block_until_ready()
+                except _ERRORS as error:
+                    raise translate(error) from error
+
+    def memory_stats(self) -> MemoryStats:
+        """Bytes of the arrays alive on JAX's CPU device; the peak is the largest value that a call has seen."""
+        self.check_open()
+        sizes = [array.nbytes for array in self.backend.live_arrays() if not array.is_deleted()]
+        total = sum(sizes)
+        self._peak = max(self._peak, total)
+        return MemoryStats(total, self._peak, None, len(sizes), max(sizes, default=0))
