@@ -68,8 +68,10 @@ def steps(root: Path = ROOT) -> tuple[Step, ...]:
         command = (python, "-m", "pytest", f"tests/{folder.name}", "-n", workers, f"--junitxml={report}")
         found.append(Step(folder.name, (command,), report))
     environment = f"py{sys.version_info.major}{sys.version_info.minor}-jax"
-    for version in OLDER_JAX:
-        found.append(Step(f"jax-{version}", ((python, "-m", "tox", "-qe", environment + version.replace(".", "")),)))
+    found += [
+        Step(f"jax-{version}", ((python, "-m", "tox", "-qe", environment + version.replace(".", "")),))
+        for version in OLDER_JAX
+    ]
     return tuple(found)
 
 
@@ -89,9 +91,8 @@ def run(step: Step, root: Path = ROOT) -> Outcome:
         return Outcome(step.name, ok, seconds)
     if not step.report.exists():
         return Outcome(step.name, ok=False, seconds=seconds)
-    suites = ET.parse(step.report).getroot().iter("testsuite")
-    counts = {key: 0 for key in ("tests", "failures", "errors", "skipped")}
-    for suite in suites:
+    counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+    for suite in ET.parse(step.report).getroot().iter("testsuite"):  # noqa: S314 - the pytest started above wrote it
         for key in counts:
             counts[key] += int(suite.get(key, "0"))
     failed = counts["failures"] + counts["errors"]
