@@ -32,7 +32,9 @@ assert torch.equal((there + there).cpu(), torch.arange(6.0).reshape(2, 3) * 2)
 
 def _run(command, folder, **environment):
     """Run a command to its end in a folder; fail with its output unless it exits 0."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    }
     kept |= environment
     done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -117,7 +119,9 @@ def test_python_m_pytest(kind, folder, interpreters, expected, tmp_path_factory)
     """``python -m pytest`` does, in the process that runs the tests."""
     places = [str(path.resolve()) for path in expected]
     body = WHERE.replace("print(", "found.append(").replace("\n", "\n    ")
-    text = f"def test_where():\n    found = []\n    {body}\n    assert [str(p.resolve()) for p in found] == {places!r}\n"
+    text = (
+        f"def test_where():\n    found = []\n    {body}\n    assert [str(p.resolve()) for p in found] == {places!r}\n"
+    )
     file = tmp_path_factory.mktemp("suite") / "test_where.py"
     file.write_text(text, encoding="utf-8")
     command = [interpreters[kind], "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]

@@ -50,11 +50,10 @@ def test_version_is_written_once_more_only():
 
 def _requirements():
     extras = PROJECT["project"]["optional-dependencies"]
-    for requirement in [*PROJECT["project"]["dependencies"], *(entry for extra in extras.values() for entry in extra)]:
-        yield requirement
+    return {*PROJECT["project"]["dependencies"], *(entry for extra in extras.values() for entry in extra)}
 
 
-@pytest.mark.parametrize("requirement", sorted(set(_requirements())))
+@pytest.mark.parametrize("requirement", sorted(_requirements()))
 def test_constraints_pin_what_the_project_declares(requirement):
     """tools/constraints.txt holds a version inside the declared bounds for every dependency of every extra."""
     from packaging.requirements import Requirement
