@@ -1,7 +1,7 @@
 """Every check of the repository, timed: ``./tools/test`` installs what is needed and calls this, CI calls that.
 
 ``python -m tools.check`` runs all steps, ``python -m tools.check lint unit`` some, ``--list`` names them. A folder
-``tests/<suite>`` with test files is a step of its own. Exit code 0 only if every step passed; a step that runs no test
+``tests/<suite>`` with test files is a step of its own, and ``suites`` means all of those. Exit code 0 only if every step passed; a step that runs no test
 has failed.
 """
 
@@ -115,11 +115,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the named steps, or all, and print the table; 0 if all passed, 1 if one failed, 2 for an unknown name."""
     known = {step.name: step for step in steps()}
     parser = argparse.ArgumentParser(prog="tools/test", description=__doc__)
-    parser.add_argument("step", nargs="*", help="default: all of " + ", ".join(known))
+    parser.add_argument(
+        "step", nargs="*", help="default: all of " + ", ".join(known) + "; `suites` for all test suites"
+    )
     parser.add_argument("--list", action="store_true", help="name the steps and run none")
     parser.add_argument("--setup-seconds", type=float, help="what the installation took, for the table")
     options = parser.parse_args(arguments)
-    if unknown := sorted(set(options.step) - set(known)):
+    suites = [step.name for step in known.values() if step.report is not None]
+    wanted = [name for given in options.step or known for name in (suites if given == "suites" else [given])]
+    if unknown := sorted(set(wanted) - set(known)):
         parser.error(f"no such step: {', '.join(unknown)}; there are {', '.join(known)}")
     if options.list:
         print("\n".join(known))
@@ -127,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = []
     if options.setup_seconds is not None:
         outcomes.append(Outcome("setup", ok=True, seconds=options.setup_seconds))
-    for name in options.step or known:
+    for name in wanted:
         print(f"\n===== {name}", flush=True)
         outcomes.append(run(known[name]))
     print("\n" + table(outcomes), flush=True)

@@ -1,6 +1,6 @@
 """The package tree as an installation has it, made of links, for tools that read files instead of importing them.
 
-The folders of ``emutpu.backend``, ``emutpu.simulator`` and ``emutpu.conformance`` stand beside ``./emutpu``. Python
+The folders of ``emutpu.backend``, ``emutpu.simulator``, ``emutpu.conformance`` and others stand beside ``./emutpu``. Python
 finds them there (``emutpu.__path__``); grimp and mypy look for a subpackage only inside its parent's folder.
 """
 

@@ -1,0 +1,211 @@
+"""Run reports: what a process did on the emulated device, as one versioned JSON document.
+
+``install_exit_report`` makes a process write its own report when it exits; ``merge`` joins the reports of the processes
+of one program. The documents follow ``emutpu/schemas``. Imports neither torch nor jax.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import enum
+import importlib.metadata
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from emutpu.backend.statistics import Statistics
+
+__all__ = [
+    "ABSENT",
+    "Document",
+    "empty_run",
+    "header",
+    "install_exit_report",
+    "installed_version",
+    "merge",
+    "run_document",
+    "write_document",
+]
+
+Document = dict[str, Any]
+
+ABSENT = {
+    "regions": "there are no regions: ops are dispatched one by one in this version",
+    "compiles.by_tier": "only the in-process cache exists in this version; hits and misses count it",
+    "modelled": "this version has no cost model of the chip; wall_seconds is the host's time and predicts nothing",
+}
+
+
+def installed_version(distribution: str) -> str | None:
+    """The installed version of a distribution, or None. Imports nothing."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def header(name: str, chip: str) -> Document:
+    """The fields that every document of emutpu starts with."""
+    from emutpu import __version__
+
+    return {
+        "schema": f"emutpu.{name}/1",
+        "emutpu": __version__,
+        "torch": installed_version("torch"),
+        "jax": installed_version("jax"),
+        "chip": chip,
+    }
+
+
+def empty_run(chip: str, reason: str) -> Document:
+    """A run document whose measured fields are all null for ``reason``."""
+    compiles = dict.fromkeys(("requests", "hits", "misses", "seconds", "by_tier"))
+    unknown = dict.fromkeys(("ops", "compiles", "fallbacks", "peak_hbm_bytes"), reason)
+    return header("run", chip) | {
+        "client": None,
+        "mode": None,
+        "processes": 0,
+        "ops": {"dispatched": None, "by_name": None},
+        "compiles": compiles,
+        "regions": None,
+        "fallbacks": None,
+        "peak_hbm_bytes": None,
+        "modelled": {"seconds": None, "mfu": None, "error_bar": None},
+        "wall_seconds": None,
+        "exit_code": None,
+        "signal": None,
+        "notes": ABSENT | unknown,
+    }
+
+
+def run_document(
+    chip: str, statistics: Statistics | None, *, client: str | None = None, mode: str | None = None
+) -> Document:
+    """One process's run document. ``statistics`` is None for a process that never initialised the device."""
+    document = empty_run(chip, "")
+    by_name = _by_count(statistics.ops) if statistics else {}
+    compiles = statistics.compiles if statistics else None
+    document["compiles"] |= {
+        "requests": compiles.requests if compiles else 0,
+        "hits": compiles.hits if compiles else 0,
+        "misses": compiles.misses if compiles else 0,
+        "seconds": compiles.seconds if compiles else 0.0,
+    }
+    return document | {
+        "client": client,
+        "mode": mode,
+        "processes": 1,
+        "ops": {"dispatched": sum(by_name.values()), "by_name": by_name},
+        "fallbacks": [
+            {"op": record.op, "count": record.count, "location": record.location}
+            for record in (statistics.fallbacks if statistics else ())
+        ],
+        "peak_hbm_bytes": statistics.peak_hbm_bytes if statistics else 0,
+        "notes": ABSENT | ({} if statistics else {"client": "the device was never initialised"}),
+    }
+
+
+def merge(reports: Sequence[Document]) -> Document:
+    """The document of a program from those of its processes: counts add up, peak memory is that of the fullest device.
+
+    Raises ValueError when ``reports`` is empty.
+    """
+    if not reports:
+        raise ValueError("a merged report needs at least one process")
+    used = [report for report in reports if report["client"] is not None] or list(reports)
+    by_name: collections.Counter[str] = collections.Counter()
+    fallbacks: collections.Counter[tuple[str, str]] = collections.Counter()
+    for report in reports:
+        by_name.update(report["ops"]["by_name"])
+        fallbacks.update({(entry["op"], entry["location"]): entry["count"] for entry in report["fallbacks"]})
+    totals = {
+        name: sum(report["compiles"][name] for report in reports) for name in ("requests", "hits", "misses", "seconds")
+    }
+    return used[0] | {
+        "processes": sum(report["processes"] for report in reports),
+        "ops": {"dispatched": sum(by_name.values()), "by_name": _by_count(by_name)},
+        "compiles": used[0]["compiles"] | totals,
+        "fallbacks": [
+            {"op": op, "count": count, "location": location} for (op, location), count in fallbacks.most_common()
+        ],
+        "peak_hbm_bytes": max(report["peak_hbm_bytes"] for report in reports),
+    }
+
+
+def write_document(document: Mapping[str, Any], path: str) -> None:
+    """Write one JSON document to ``path``, whole or not at all; ``-`` is standard output. Raises OSError."""
+    text = json.dumps(document, indent=2) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    if os.path.exists(path) and not os.path.isfile(path):  # a device or a pipe cannot be replaced
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        return
+    descriptor, partial = tempfile.mkstemp(
+        dir=os.path.dirname(os.path.abspath(path)), prefix=".emutpu-", suffix=".json"
+    )
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(partial, 0o666 & ~_umask())
+        os.replace(partial, path)
+    except OSError:
+        os.unlink(partial)
+        raise
+
+
+def install_exit_report(path: str) -> None:
+    """Write this process's run document to ``path`` when the interpreter exits; ``{pid}`` stands for the process id.
+
+    Children made by a fork do not write. A process that is killed writes nothing.
+    """
+    owner = os.getpid()
+    atexit.register(_write_at_exit, path.replace("{pid}", str(owner)), owner, time.perf_counter())
+
+
+def _write_at_exit(path: str, owner: int, started: float) -> None:
+    if os.getpid() != owner:
+        return
+    document = _this_process() | {"wall_seconds": time.perf_counter() - started}
+    document["notes"] |= {
+        "wall_seconds": "since the device was registered",
+        "exit_code": "a process cannot report its own exit code; `emutpu run` can",
+    }
+    try:
+        write_document(document, path)
+    except OSError as error:
+        print(f"emutpu: the run report was not written: {error}", file=sys.stderr)
+
+
+def _this_process() -> Document:
+    from emutpu import _settings
+
+    chip = _settings.settings().chip
+    # Looking must not initialise the device, nor import jax at exit.
+    if "emutpu.backend.runtime" not in sys.modules:
+        return run_document(chip, None)
+    module: Any = sys.modules["emutpu.backend.runtime"]
+    runtime = module.runtime()
+    if not runtime.initialized:
+        return run_document(chip, None)
+    statistics = cast("Statistics", runtime.statistics())
+    mode = runtime.mode.name if isinstance(runtime.mode, enum.Enum) else str(runtime.mode)
+    return run_document(chip, statistics, client=runtime.client.name, mode=mode)
+
+
+def _by_count(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,132 @@
+"""Run documents: made by a process, merged, written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FAKE_DEVICE, child_environment
+
+from emutpu import _report
+from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
+
+Valid = Callable[[Any, str], dict[str, Any]]
+
+
+def statistics(adds: int, peak: int) -> Statistics:
+    """A small statistics object."""
+    return Statistics(
+        ops={"aten.mm": 2, "aten.add.Tensor": adds},
+        compiles=CompileStatistics(requests=adds + 2, hits=adds, misses=2, seconds=0.5),
+        fallbacks=(FallbackRecord("aten.median", 1, "a.py:3"),),
+        live_buffers=0,
+        live_hbm_bytes=0,
+        peak_hbm_bytes=peak,
+    )
+
+
+def test_document_of_a_process(valid: Valid) -> None:
+    """Ops are sorted by count, and what is not modelled is null with a reason."""
+    document = valid(_report.run_document("v5e", statistics(5, 100), client="cpu", mode="strict"), "run")
+    assert list(document["ops"]["by_name"].items()) == [("aten.add.Tensor", 5), ("aten.mm", 2)]
+    assert document["ops"]["dispatched"] == 7
+    assert document["modelled"] == {"seconds": None, "mfu": None, "error_bar": None}
+    assert document["fallbacks"] == [{"op": "aten.median", "count": 1, "location": "a.py:3"}]
+    assert {"modelled", "regions", "compiles.by_tier"} <= document["notes"].keys()
+
+
+def test_process_without_a_device_reports_zeros(valid: Valid) -> None:
+    """A process that never initialised the device dispatched nothing, which is a fact and not a gap."""
+    document = valid(_report.run_document("v5e", None), "run")
+    assert document["ops"] == {"dispatched": 0, "by_name": {}}
+    assert document["compiles"]["requests"] == 0
+    assert document["notes"]["client"]
+
+
+def test_merge_adds_counts_and_keeps_the_fullest_device(valid: Valid) -> None:
+    """Processes of one program: counts add up, equal fallbacks join, peak memory is the largest."""
+    used = [_report.run_document("v5e", statistics(n, n * 100), client="cpu", mode="strict") for n in (1, 4)]
+    merged = valid(_report.merge([_report.run_document("v5e", None), *used]), "run")
+    assert merged["processes"] == 3
+    assert merged["client"] == "cpu"
+    assert merged["ops"] == {"dispatched": 9, "by_name": {"aten.add.Tensor": 5, "aten.mm": 4}}
+    assert merged["compiles"]["requests"] == 9
+    assert merged["compiles"]["seconds"] == 1.0
+    assert merged["fallbacks"] == [{"op": "aten.median", "count": 2, "location": "a.py:3"}]
+    assert merged["peak_hbm_bytes"] == 400
+
+
+def test_merging_nothing_is_an_error() -> None:
+    """No reports are no program."""
+    with pytest.raises(ValueError, match="at least one"):
+        _report.merge([])
+
+
+def test_document_is_written_whole(tmp_path: Path) -> None:
+    """The file holds the document, is readable as the umask says, and leaves no temporary file."""
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    _report.write_document({"a": 1}, str(path))
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
+    assert path.stat().st_mode & 0o400
+
+
+def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    """A document that cannot be replaced raises and leaves nothing behind."""
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FileNotFoundError):
+        _report.write_document({"a": 1}, str(tmp_path / "absent" / "report.json"))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def _run(tmp_path: Path, text: str, report: str) -> subprocess.CompletedProcess[str]:
+    environment = child_environment(EMUTPU_REPORT=str(tmp_path / report))
+    return subprocess.run(
+        [sys.executable, "-c", text], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+
+def test_exit_hook_writes_a_valid_document(tmp_path: Path, valid: Valid) -> None:
+    """A process with EMUTPU_REPORT writes its own run document, whatever exit code it ends with."""
+    result = _run(tmp_path, FAKE_DEVICE + "sys.exit(5)", "report.json")
+    assert result.returncode == 5, result.stderr
+    document = valid((tmp_path / "report.json").read_text(), "run")
+    assert document["ops"]["dispatched"] == 43
+    assert document["peak_hbm_bytes"] == 8192
+    assert document["exit_code"] is None
+    assert document["notes"]["exit_code"]
+    assert document["wall_seconds"] > 0
+
+
+def test_exit_hook_names_files_by_process_and_skips_forks(tmp_path: Path) -> None:
+    """``{pid}`` keeps processes apart, and a forked child that ends with sys.exit does not report for its parent."""
+    fork = "pid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\n    print(os.getpid())\n"
+    result = _run(tmp_path, FAKE_DEVICE + fork, "{pid}.json")
+    assert [path.name for path in tmp_path.iterdir()] == [f"{int(result.stdout)}.json"]
+
+
+def test_exit_hook_does_not_initialise_the_device(tmp_path: Path) -> None:
+    """A process that never touched the backend imports neither torch nor jax in order to say so."""
+    text = """
+import atexit, sys
+atexit.register(lambda: print(sorted(m for m in sys.modules if m in ("torch", "jax", "emutpu.backend.runtime"))))
+from emutpu._report import install_exit_report
+install_exit_report("report.json")
+"""
+    assert _run(tmp_path, text, "unused.json").stdout.strip() == "[]"
+    assert json.loads((tmp_path / "report.json").read_text())["ops"]["dispatched"] == 0
+
+
+def test_unwritable_report_is_said_and_keeps_the_exit_code(tmp_path: Path) -> None:
+    """The program's result does not depend on its report."""
+    result = _run(tmp_path, FAKE_DEVICE, os.path.join("absent", "report.json"))
+    assert result.returncode == 0
+    assert "the run report was not written" in result.stderr
+    assert "Traceback" not in result.stderr
