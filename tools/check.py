@@ -62,8 +62,9 @@ def steps(root: Path = ROOT) -> tuple[Step, ...]:
         ),
         Step("types", ((python, "-m", "tools.static", "types"),)),
     ]
+    reports = root / "reports" / os.environ.get("TOX_ENV_NAME", "")
     for folder in sorted(path for path in (root / "tests").iterdir() if any(path.rglob("test_*.py"))):
-        report = root / "reports" / f"junit-{folder.name}.xml"
+        report = reports / f"junit-{folder.name}.xml"
         workers = "0" if folder.name in ONE_PROCESS else "2"
         command = (python, "-m", "pytest", f"tests/{folder.name}", "-n", workers, f"--junitxml={report}")
         found.append(Step(folder.name, (command,), report))

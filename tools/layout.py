@@ -1,7 +1,7 @@
 """The package tree as an installation has it, made of links, for tools that read files instead of importing them.
 
-The folders of ``emutpu.backend``, ``emutpu.simulator``, ``emutpu.conformance`` and others stand beside ``./emutpu``. Python
-finds them there (``emutpu.__path__``); grimp and mypy look for a subpackage only inside its parent's folder.
+The folders of ``emutpu.backend``, ``emutpu.simulator`` and others stand beside ``./emutpu``. Python finds them there
+(``emutpu.__path__``); grimp and mypy look for a subpackage only inside its parent's folder.
 """
 
 from __future__ import annotations
