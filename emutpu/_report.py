@@ -202,7 +202,7 @@ def _this_process() -> Document:
 
 
 def _by_count(counts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return dict(sorted(((name, n) for name, n in counts.items() if n), key=lambda item: (-item[1], item[0])))
 
 
 def _umask() -> int:

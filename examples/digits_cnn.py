@@ -31,17 +31,17 @@ class DigitsCNN(nn.Module):
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 16, kernel_size=3, padding=1),
-            nn.BatchNorm2d(16),
+            nn.Conv2d(1, 32, kernel_size=3, padding=1, bias=False),
+            nn.BatchNorm2d(32),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, kernel_size=3, padding=1),
-            nn.BatchNorm2d(32),
+            nn.Conv2d(32, 64, kernel_size=3, padding=1, bias=False),
+            nn.BatchNorm2d(64),
             nn.ReLU(),
             nn.MaxPool2d(2),
         )
         self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(32 * 2 * 2, 10)
+        self.head = nn.Linear(64 * 2 * 2, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.dropout(self.features(images).flatten(1)))

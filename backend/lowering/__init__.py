@@ -1,1 +1,6 @@
-"""ATen lowerings by family."""
+"""ATen lowerings, a module per family. Importing this package fills the table."""
+
+from emutpu.backend.lowering import pointwise  # noqa: F401  # rows register themselves
+from emutpu.backend.lowering._registry import LOWERINGS
+
+__all__ = ["LOWERINGS"]

@@ -22,7 +22,7 @@ Valid = Callable[[Any, str], dict[str, Any]]
 def statistics(adds: int, peak: int) -> Statistics:
     """A small statistics object."""
     return Statistics(
-        ops={"aten.mm": 2, "aten.add.Tensor": adds},
+        ops={"aten.mm": 2, "aten.add.Tensor": adds, "aten.never_called": 0},
         compiles=CompileStatistics(requests=adds + 2, hits=adds, misses=2, seconds=0.5),
         fallbacks=(FallbackRecord("aten.median", 1, "a.py:3"),),
         live_buffers=0,

@@ -1,0 +1,104 @@
+"""The storage cell: what a PrivateUse1 storage holds in place of bytes. Frozen together with :mod:`emutpu.backend.pjrt`.
+
+A cell hangs on the Python ``UntypedStorage`` object as ``storage.cell``; all aliases of a storage share that object, and
+it lives exactly as long as the last tensor that uses it, those saved for backward included. The cell holds the current
+functional value of the whole storage in storage order; views are read and written by chains of primitives
+(:mod:`emutpu.backend.views`).
+"""
+
+from __future__ import annotations
+
+import math
+from weakref import ref
+
+import torch
+
+from emutpu.backend.location import Origin
+from emutpu.backend.pjrt import Buffer
+
+__all__ = ["ADDRESSES", "MEMORY", "Cell", "Layout", "layout_of"]
+
+
+class Layout:
+    """Dense dimensions (major first) and dtype of a cell's value. Interned: compare and hash by identity.
+
+    A storage's bytes are always covered exactly: ``prod(dims) * dtype.itemsize == nbytes``.
+    """
+
+    __slots__ = ("dims", "dtype", "numel")
+
+    def __init__(self, dims: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.dims = dims
+        self.dtype = dtype
+        self.numel = math.prod(dims)
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.dims)}"
+
+
+_layouts: dict[tuple[tuple[int, ...], torch.dtype], Layout] = {}
+
+
+def layout_of(dims: tuple[int, ...], dtype: torch.dtype) -> Layout:
+    """The one Layout with these dims and dtype."""
+    key = (dims, dtype)
+    layout = _layouts.get(key)
+    if layout is None:
+        layout = _layouts.setdefault(key, Layout(dims, dtype))
+    return layout
+
+
+class _Memory:
+    """Device memory by live cells, in bytes (dense; TPU tiling is the simulator's)."""
+
+    __slots__ = ("buffers", "live", "peak")
+
+    def __init__(self) -> None:
+        self.buffers = 0
+        self.live = 0
+        self.peak = 0
+
+
+MEMORY = _Memory()
+
+# Fake device address -> cell, for the C++ paths that rebuild a storage from a data pointer (legacy pickle).
+ADDRESSES: dict[int, ref[Cell]] = {}
+
+
+class Cell:
+    """The current value of one storage.
+
+    ``value``   the buffer, shaped and typed as ``layout`` says; None while nothing was written (reads give zeros).
+    ``layout``  dense dims and dtype of the last full writer.
+    ``nbytes``  size of the storage.
+    ``origin``  which op, at which line of the user's, wrote ``value`` last.
+    ``address`` fake device address, unique among live cells.
+    """
+
+    __slots__ = ("__weakref__", "address", "layout", "nbytes", "origin", "value")
+
+    def __init__(
+        self, value: Buffer | None, layout: Layout, nbytes: int, address: int, origin: Origin | None = None
+    ) -> None:
+        self.value = value
+        self.layout = layout
+        self.nbytes = nbytes
+        self.address = address
+        self.origin = origin
+        ADDRESSES[address] = ref(self)
+        MEMORY.buffers += 1
+        live = MEMORY.live = MEMORY.live + nbytes
+        if live > MEMORY.peak:
+            MEMORY.peak = live
+
+    def write(self, value: Buffer, layout: Layout, origin: Origin) -> None:
+        """Replace the whole value. The old buffer dies here unless something else holds it."""
+        self.value = value
+        self.layout = layout
+        self.origin = origin
+
+    # Bound as defaults: module globals may already be gone when the last cells die at interpreter exit.
+    def __del__(self, memory: _Memory = MEMORY, addresses: dict[int, ref[Cell]] = ADDRESSES) -> None:
+        memory.buffers -= 1
+        memory.live -= self.nbytes
+        addresses.pop(self.address, None)

@@ -1,0 +1,47 @@
+"""Kernels written by hand: copies, scalars, and what cannot be one launch of one module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from emutpu.backend.copies import copy_from, local_scalar
+
+__all__ = ["KERNELS"]
+
+_C = torch._C
+_composite_to_copy = torch.library.get_kernel("aten::_to_copy", "PrivateUse1").call_boxed  # before ours is registered
+_PRIVATE_KEYS = _C.DispatchKeySet(_C.DispatchKey.PrivateUse1)
+
+
+def _to_copy(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """PyTorch's own, without ``non_blocking``: C++ would allocate pinned memory from an allocator that is not there."""
+    copied: torch.Tensor = _composite_to_copy(
+        _PRIVATE_KEYS,
+        self,
+        dtype=dtype,
+        layout=layout,
+        device=device,
+        pin_memory=None,
+        non_blocking=False,
+        memory_format=memory_format,
+    )
+    return copied
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "_copy_from": copy_from,
+    "_local_scalar_dense": local_scalar,
+    "_to_copy": _to_copy,
+}

@@ -1,0 +1,381 @@
+"""Dispatcher kernels, generated from schemas.
+
+A kernel is the hot path of an op: key → entry → launch → wrap, on the caller's thread, with no loop over argument kinds.
+So its source is written out for the op's own schema and compiled once, when the table of lowerings is loaded. Everything
+that happens only on a miss is in :mod:`emutpu.backend.strict`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from sys import getrefcount
+from typing import Any
+
+import numpy as np
+import torch
+
+from emutpu.backend.cell import Cell
+from emutpu.backend.errors import device_mismatch, launch_failure
+from emutpu.backend.hlo import Number
+from emutpu.backend.location import Origin, capture
+from emutpu.backend.lowering._registry import Lowering
+from emutpu.backend.options import LOCAL
+from emutpu.backend.pjrt import Buffer, ErrorBuffer, PjrtError
+from emutpu.backend.rng import draw
+from emutpu.backend.runtime import runtime
+from emutpu.backend.storage import cell_of, wrap
+from emutpu.backend.strict import Entry, Signature, argument_kind, miss
+
+__all__ = ["Kernel", "forget_entries", "op_counts", "out_kernel"]
+
+_SCALAR_DTYPES = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex64}
+_SCALAR_LIMIT = 4096
+_NUMBERS = frozenset(_SCALAR_DTYPES)
+
+
+class _Scalars:
+    """Device buffers of Python scalars by type and value (0-d: i64, f64, bool, complex64)."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[type, Any], Buffer] = {}
+
+    def get(self, value: complex) -> Buffer:
+        found = self._buffers.get((value.__class__, value))
+        if found is not None and (value or math.copysign(1.0, value.real) > 0):
+            return found
+        return self._put(value)
+
+    def _put(self, value: complex) -> Buffer:
+        kind = next(k for k in _SCALAR_DTYPES if isinstance(value, k))
+        try:
+            made = runtime().client.from_host(np.asarray(value, _SCALAR_DTYPES[kind]))
+        except OverflowError:
+            raise RuntimeError(f"value cannot be converted to type int64_t without overflow: {value}") from None
+        if value == value and (value or math.copysign(1.0, value.real) > 0):
+            if len(self._buffers) >= _SCALAR_LIMIT:
+                self._buffers.clear()
+            self._buffers[value.__class__, value] = made
+        return made
+
+    def clear(self) -> None:
+        self._buffers.clear()
+
+
+_scalars = _Scalars()
+_kernels: dict[str, Kernel] = {}
+
+
+def op_counts() -> dict[str, int]:
+    """Launches by overload name since the start."""
+    counts = {f"aten.{name}": kernel.calls for name, kernel in _kernels.items()}
+    return {name: calls for name, calls in sorted(counts.items(), key=lambda item: -item[1]) if calls}
+
+
+def forget_entries() -> None:
+    """Drop every loaded executable and scalar buffer (they belong to one client); counters stay."""
+    for kernel in _kernels.values():
+        kernel.forget()
+    _scalars.clear()
+
+
+def _fill(cell: Cell) -> Buffer:
+    """An unwritten cell that is read holds zeros from now on."""
+    from emutpu.backend.dtypes import numpy_dtype
+
+    layout = cell.layout
+    cell.value = runtime().client.from_host(np.zeros(layout.dims, numpy_dtype(layout.dtype)))
+    return cell.value
+
+
+def _foreign(name: str, argument: str, tensor: torch.Tensor | Number) -> tuple[Buffer, Any]:
+    """Buffer and key of an operand without a cell: numbers and 0-d CPU tensors may mix, nothing else."""
+    if not isinstance(tensor, torch.Tensor):
+        return _scalars.get(tensor), tensor.__class__
+    cell = cell_of(tensor)
+    if cell is not None:
+        value = cell.value if cell.value is not None else _fill(cell)
+        key = (cell.layout, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        return value, key
+    if tensor.dim() or tensor.device.type != "cpu":
+        raise device_mismatch(name, argument, tensor)
+    from emutpu.backend.copies import host_array
+
+    return runtime().client.from_host(host_array(tensor)), tensor.dtype
+
+
+def _target(name: str, argument: str, tensor: torch.Tensor) -> Cell:
+    """The cell of a tensor that is written; it must be on the device."""
+    cell = cell_of(tensor)
+    if cell is None:
+        raise device_mismatch(name, argument, tensor)
+    return cell
+
+
+def _blame(results: Sequence[Buffer], origin: Origin) -> None:
+    """Remember which launch made an asynchronous failure, the first time it is seen."""
+    for result in results:
+        if isinstance(result, ErrorBuffer) and result.error.origin is None:
+            result.error.origin = origin
+
+
+class Kernel:
+    """One overload's kernel: ``function`` is what the dispatcher calls, ``entries`` its table of loaded executables."""
+
+    def __init__(self, op: torch._ops.OpOverload[..., Any], row: Lowering) -> None:
+        self.op = op
+        self.name = str(op)
+        self.signature = Signature.of(op, row)
+        self.entries: dict[Any, Entry] = {}
+        self._forgotten = 0
+        self.source = _Source(self.signature).text()
+        self.function = self._compile()
+        _kernels[self.name.removeprefix("aten.")] = self
+
+    @property
+    def calls(self) -> int:
+        return self._forgotten + sum(entry.calls for entry in self.entries.values())
+
+    def forget(self) -> None:
+        self._forgotten = self.calls
+        self.entries.clear()
+
+    def _miss(self, key: Any, values: tuple[Any, ...], arguments: list[Buffer], donate: bool) -> Entry:
+        entry = miss(self.signature, key, values, arguments, donate)
+        self.entries[key] = entry
+        return entry
+
+    def _compile(self) -> Callable[..., Any]:
+        namespace: dict[str, Any] = {
+            "Cell": Cell,
+            "ErrorBuffer": ErrorBuffer,
+            "PjrtError": PjrtError,
+            "LOCAL": LOCAL,
+            "blame": _blame,
+            "capture": capture,
+            "draw": draw,
+            "entries": self.entries,
+            "fill": _fill,
+            "foreign": _foreign,
+            "getrefcount": getrefcount,
+            "launch_failure": launch_failure,
+            "miss": self._miss,
+            "name": self.name,
+            "numbers": _NUMBERS,
+            "scalar": _scalars.get,
+            "storage": torch.Tensor.untyped_storage,
+            "target": _target,
+            "wrap": wrap,
+            **{f"default_{a.name}": a.default_value for a in self.op._schema.arguments if a.has_default_value()},
+        }
+        exec(compile(self.source, f"<emutpu kernel {self.name}>", "exec"), namespace)  # noqa: S102  # our own text
+        function: Callable[..., Any] = namespace["kernel"]
+        return function
+
+
+class _Source:
+    """Writes the text of one kernel."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self.lines: list[str] = []
+        self.keys: list[str] = []
+        self.distinct: list[str] = []
+
+    def text(self) -> str:
+        signature = self.signature
+        self._add(0, f"def kernel({self._parameters()}):")
+        self._add(1, "o = LOCAL.state.options")
+        self._add(1, f"a = []; d = {bool(signature.targets)}")
+        for argument in signature.schema.arguments:
+            self._argument(argument)
+        names = "".join(f"{a.name}, " for a in signature.schema.arguments)
+        self._shared_values()
+        self._add(1, f"k = (o, {''.join(k + ', ' for k in self.keys)}d)")
+        self._add(1, "e = entries.get(k)")
+        self._add(1, "if e is None:")
+        self._add(2, f"e = miss(k, ({names}), a, d)")
+        self._add(1, "e.calls += 1")
+        self._late_arguments()
+        self._add(1, "f, i = capture()")
+        self._add(1, "g = (name, f, i)")
+        self._add(1, "try:")
+        self._add(2, "r = e.launch(a)")
+        self._add(1, "except PjrtError as error:")
+        self._add(2, 'raise launch_failure(error, g, "the launch was refused") from error')
+        self._add(1, "if r and r[0].__class__ is ErrorBuffer:")
+        self._add(2, "blame(r, g)")
+        self._results()
+        return "\n".join(self.lines) + "\n"
+
+    def _add(self, depth: int, line: str) -> None:
+        self.lines.append("    " * depth + line)
+
+    def _parameters(self) -> str:
+        parts = []
+        starred = False
+        for argument in self.signature.schema.arguments:
+            if argument.kwarg_only and not starred:
+                parts.append("*")
+                starred = True
+            parts.append(argument.name + (f"=default_{argument.name}" if argument.has_default_value() else ""))
+        return ", ".join(parts)
+
+    # Arguments -------------------------------------------------------------------------------------------
+
+    def _argument(self, argument: Any) -> None:
+        name = argument.name
+        kind = argument_kind(argument, self.signature.row.static)
+        written = name in self.signature.targets
+        if kind == "tensor":
+            (self._written if written else self._tensor)(1, name)
+            self.keys.append(f"k_{name}")
+        elif kind == "tensor?":
+            self._add(1, f"k_{name} = None")
+            self._add(1, f"if {name} is not None:")
+            (self._written if written else self._tensor)(2, name)
+            self.keys.append(f"k_{name}")
+        elif kind in ("tensors", "tensors?"):
+            self._list(name, written)
+        elif kind in ("scalar", "scalar?"):
+            self._scalar(argument)
+        elif kind == "scalars":
+            self._add(1, f"for s in {name}: a.append(scalar(s))")
+            self.keys.append(f"tuple([s.__class__ for s in {name}])")
+        elif kind == "static":
+            if "List" in str(argument.type) or "int[" in str(argument.type):
+                self.keys.append(f"(tuple({name}) if {name}.__class__ is list else {name})")
+            else:
+                self.keys.append(name)
+
+    def _tensor(self, depth: int, x: str) -> None:
+        """Read: append the cell's value, and key on how the tensor lies over it."""
+        # PyTorch hands the 2 of ``x + 2`` over as a number.
+        self._add(depth, f"c_{x} = None if {x}.__class__ in numbers else getattr(storage({x}), 'cell', None)")
+        self._add(depth, f"if c_{x} is None:")
+        self._add(depth + 1, f"v_{x}, k_{x} = foreign(name, {x!r}, {x})")
+        self._add(depth, "else:")
+        self._add(depth + 1, f"v_{x} = c_{x}.value")
+        self._add(depth + 1, f"if v_{x} is None: v_{x} = fill(c_{x})")
+        self._add(depth + 1, f"k_{x} = (c_{x}.layout, {x}.shape, {x}.stride(), {x}.storage_offset(), {x}.dtype)")
+        self._add(depth, f"a.append(v_{x})")
+
+    def _written(self, depth: int, x: str) -> None:
+        """Read and written (or only written): donate the value when the cell is its only holder."""
+        self._add(depth, f"c_{x} = getattr(storage({x}), 'cell', None)")
+        self._add(depth, f"if c_{x} is None: c_{x} = target(name, {x!r}, {x})")
+        self._add(depth, f"v_{x} = c_{x}.value")
+        if self.signature.row.reads:
+            self._add(depth, f"if v_{x} is None: v_{x} = fill(c_{x})")
+        # References: the cell, this frame's local, the argument of getrefcount itself.
+        self._add(depth, f"if getrefcount(v_{x}) != 3: d = False")
+        self._add(depth, f"k_{x} = (c_{x}.layout, {x}.shape, {x}.stride(), {x}.storage_offset(), {x}.dtype)")
+        if self.signature.row.reads:
+            self._add(depth, f"a.append(v_{x})")
+
+    def _list(self, x: str, written: bool) -> None:
+        self._add(1, f"k_{x} = []; c_{x} = []")
+        self._add(1, f"for t in {x}:")
+        self._add(2, "if t is None:")
+        self._add(3, f"k_{x}.append(None); continue")
+        self._add(2, "c = getattr(storage(t), 'cell', None)")
+        if written:
+            self._add(2, f"if c is None: c = target(name, {x!r}, t)")
+            self._add(2, "v = c.value")
+            self._add(2, "if v is None: v = fill(c)")
+            self._add(2, "if getrefcount(v) != 3: d = False")
+            self._add(2, f"a.append(v); c_{x}.append(c)")
+            self._add(2, f"k_{x}.append((c.layout, t.shape, t.stride(), t.storage_offset(), t.dtype))")
+        else:
+            self._add(2, "if c is None:")
+            self._add(3, f"v, k = foreign(name, {x!r}, t)")
+            self._add(3, f"a.append(v); k_{x}.append(k)")
+            self._add(2, "else:")
+            self._add(3, "v = c.value")
+            self._add(3, "if v is None: v = fill(c)")
+            self._add(3, "a.append(v)")
+            self._add(3, f"k_{x}.append((c.layout, t.shape, t.stride(), t.storage_offset(), t.dtype))")
+        self._add(1, "v = None")
+        self.keys.append(f"tuple(k_{x})")
+
+    def _scalar(self, argument: Any) -> None:
+        """A Scalar: its type is keyed, its value is a device input, unless it is the schema's default."""
+        x = argument.name
+        default = argument.default_value if argument.has_default_value() else None
+        absent = f"{x} is None" if default is None else f"{x} is None or {x} == default_{x}"
+        self._add(1, f"if {absent}: k_{x} = {x} is None")
+        self._add(1, "else:")
+        self._add(2, f"k_{x} = {x}.__class__")
+        self._add(2, f"a.append(scalar({x}))")
+        self.keys.append(f"k_{x}")
+
+    def _shared_values(self) -> None:
+        """A value passed twice (``x.mul_(x)``, views of one storage) must not be donated."""
+        if self.signature.targets:
+            self._add(1, "if d and len(a) > 1 and len({id(v) for v in a}) != len(a): d = False")
+
+    def _late_arguments(self) -> None:
+        """What is known only with the entry: the old value of a target that is not read, and the generator's state."""
+        if self.signature.targets and not self.signature.row.reads:
+            for x in self.signature.targets:
+                self._add(1, f"if e.base: a.append(v_{x} if v_{x} is not None else fill(c_{x}))")
+        if self.signature.row.draws is not None:
+            generator = next(
+                (a.name for a in self.signature.schema.arguments if argument_kind(a) == "generator"), "None"
+            )
+            self._add(1, f"a.append(draw({generator}, e.draws))")
+
+    # Results ---------------------------------------------------------------------------------------------
+
+    def _results(self) -> None:
+        signature = self.signature
+        if signature.fresh_list:
+            fresh = ["[wrap(next(n), *s, g) for s in e.outputs]"]
+        else:
+            fresh = [f"t{index}" for index in range(len(signature.fresh))]
+        if len(signature.fresh) == 1 and not signature.fresh_list and not signature.targets:
+            self._add(1, "return wrap(r[0], *e.outputs[0], g)")
+            return
+        self._add(1, "n = iter(r)")
+        if not signature.fresh_list:
+            for index, name in enumerate(fresh):
+                self._add(1, f"s = e.outputs[{index}]")
+                self._add(1, f"{name} = None if s is None else wrap(next(n), *s, g)")
+        if signature.targets:
+            self._add(1, "l = iter(e.layouts)")
+        for x in signature.targets:
+            self._write_back(x)
+        returns = [*fresh, *signature.returned_targets]
+        self._add(1, f"return {returns[0]}" if len(returns) == 1 else f"return ({', '.join(returns)})")
+
+    def _write_back(self, x: str) -> None:
+        kind = argument_kind(next(a for a in self.signature.schema.arguments if a.name == x))
+        if kind == "tensors":
+            self._add(1, f"for c in c_{x}: c.value = next(n); c.layout = next(l); c.origin = g")
+            return
+        depth = 1
+        if kind == "tensor?":
+            self._add(1, f"if {x} is not None:")
+            depth = 2
+        self._add(depth, f"c_{x}.value = next(n); c_{x}.layout = next(l); c_{x}.origin = g")
+
+
+def out_kernel(functional: torch._ops.OpOverload[..., Any], out: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:
+    """The out= overload of a functional op: compute, resize if need be, then move or copy the results in."""
+    names = [a.name for a in out._schema.arguments if a.is_out]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        from emutpu.backend.copies import write_out
+
+        positional = [a.name for a in out._schema.arguments]
+        given = {**dict(zip(positional, args, strict=False)), **kwargs}
+        targets = [given.pop(name) for name in names]
+        order = [a.name for a in functional._schema.arguments if not a.kwarg_only]
+        result = functional(*[given.pop(n) for n in order if n in given], **given)
+        results = list(result) if isinstance(result, tuple | list) else [result]
+        flat = targets[0] if len(targets) == 1 and isinstance(targets[0], list | tuple) else targets
+        for name, target, value in zip(names * len(flat), flat, results, strict=False):
+            write_out(str(out), name, target, value)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    return kernel

@@ -1,0 +1,132 @@
+"""The table of lowerings: ATen schema → a function that emits StableHLO.
+
+A lowering is ``emit(cx, *arguments)``: tensors arrive as :class:`~emutpu.backend.hlo.Value`, absent ones as None, lists as
+lists, Python scalars as 0-d values (i64, f64, bool, complex64) or, when equal to the schema's default, as numbers;
+everything else as it is. It returns one value, or a sequence for several results, in schema order, followed by the new
+values of the arguments named in ``mutates``.
+
+In-place and out= overloads are derived (:mod:`emutpu.backend.kernels`); a lowering is written once, for the functional
+overload, or for the in-place one where PyTorch has no other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+from emutpu.backend.dtypes import opmath
+from emutpu.backend.hlo import Builder, Number, Value
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+__all__ = ["LOWERINGS", "Context", "Emit", "Lowering", "OutputSpec", "lowering", "lowerings"]
+
+Emitted: TypeAlias = "Value | None | Sequence[Value | None]"
+Emit = Callable[..., Emitted]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """What PyTorch's own meta kernel says of one result."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(slots=True)
+class Context:
+    """What a lowering may ask for beside its arguments.
+
+    ``outputs`` are the results' specs; ``arguments`` the call's own arguments by name, tensors as meta tensors (0-d CPU
+    tensors, and numbers given for tensors, as they came); ``state`` the generator's state, ui64[3].
+    """
+
+    builder: Builder
+    outputs: tuple[OutputSpec | None, ...]
+    arguments: dict[str, Any]
+    state: Value | None = None
+
+    @property
+    def output(self) -> OutputSpec:
+        """The first result's spec."""
+        spec = self.outputs[0]
+        if spec is None:
+            raise AssertionError("the first result is undefined")
+        return spec
+
+    def promote(self, kind: ELEMENTWISE_TYPE_PROMOTION_KIND, *names: str) -> torch.dtype:
+        """The dtype to compute in, for the named arguments: PyTorch's promotion, 16-bit floats raised to float32."""
+        values = [self.arguments[name] for name in names if self.arguments[name] is not None]
+        computation, _ = elementwise_dtypes(*values, type_promotion_kind=kind)
+        return opmath(computation)
+
+    def scalar(self, value: Value | Number, dtype: torch.dtype) -> Value:
+        """A scalar argument as a 0-d value of ``dtype``."""
+        if isinstance(value, Value):
+            return value.convert(dtype)
+        return self.builder.full(value, (), dtype)
+
+    def random_bits(self, shape: Sequence[int], dtype: torch.dtype = torch.uint32) -> Value:
+        """Philox bits of this draw."""
+        if self.state is None:
+            raise AssertionError("this lowering did not declare that it draws")
+        return self.builder.random_bits(self.state, shape, dtype)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lowering:
+    """One row of the table.
+
+    ``static``  names of Scalar arguments whose value decides a shape (their value is part of the key).
+    ``mutates`` arguments that the op writes although the schema does not say so (running statistics).
+    ``draws``   how many 32-bit random numbers a call takes, from the output specs; None for ops that draw none.
+    ``meta``    replaces PyTorch's meta kernel where that is missing or depends on the backend.
+    ``dots``    the op emits dots or convolutions, so the matmul precision is part of its key.
+    ``reads``   False for in-place ops that overwrite their target without reading it.
+    ``dispatched`` False for rows that only other kernels of ours call.
+    """
+
+    name: str
+    schema: str
+    emit: Emit
+    static: frozenset[str] = frozenset()
+    mutates: tuple[str, ...] = ()
+    draws: Callable[[tuple[OutputSpec | None, ...]], int] | None = None
+    meta: Callable[..., Any] | None = None
+    dots: bool = False
+    reads: bool = True
+    dispatched: bool = True
+
+
+LOWERINGS: dict[str, Lowering] = {}
+
+
+def _add(row: Lowering) -> None:
+    if row.name in LOWERINGS:
+        raise AssertionError(f"two lowerings for aten::{row.name}")
+    LOWERINGS[row.name] = row
+
+
+def lowering(schema: str, **options: Any) -> Callable[[Emit], Emit]:
+    """Register the decorated function for ``schema``, written as ATen writes it: ``"mm(Tensor self, …) -> Tensor"``."""
+    name = schema.partition("(")[0]
+    if isinstance(options.get("static"), str):
+        options["static"] = frozenset(options["static"].split())
+
+    def register(emit: Emit) -> Emit:
+        _add(Lowering(name, schema, emit, **options))
+        return emit
+
+    return register
+
+
+def lowerings(signature: str, rows: dict[str, Emit], **options: Any) -> None:
+    """Register a table of ops that share one signature, ``"(Tensor self) -> Tensor"``."""
+    for name, emit in rows.items():
+        lowering(name + signature, **options)(emit)

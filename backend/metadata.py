@@ -1,0 +1,196 @@
+"""Kernels that move no data: factories without values, views, ``set_``, ``resize_``.
+
+They are registered when the backend is activated, before jax or the lowerings are loaded: none of them launches anything
+(``resize_`` of a written tensor excepted).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from emutpu.backend.cell import layout_of
+from emutpu.backend.dtypes import check_supported
+from emutpu.backend.storage import (
+    CPU_KEYS,
+    cell_of,
+    contiguous_strides,
+    empty_tensor,
+    new_storage,
+    set_storage,
+    span,
+    tensor_over,
+)
+
+__all__ = ["KERNELS", "resize_storage"]
+
+_C = torch._C
+
+
+def _empty_memory_format(
+    size: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    _check_factory("empty", layout, device, pin_memory)
+    if memory_format in (None, torch.contiguous_format):
+        stride = None
+    else:
+        stride = torch.empty(list(size), device="meta", memory_format=memory_format).stride()
+    return empty_tensor(size, stride, dtype or torch.get_default_dtype(), "empty")
+
+
+def _empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    _check_factory("empty_strided", layout, device, pin_memory)
+    return empty_tensor(size, stride, dtype or torch.get_default_dtype(), "empty_strided")
+
+
+def _check_factory(
+    op: str, layout: torch.layout | None, device: torch.device | None, pin_memory: bool | None
+) -> None:
+    if layout not in (None, torch.strided):
+        raise NotImplementedError(f"{op}(): expected layout to be torch.strided, got {layout}")
+    if pin_memory:
+        raise RuntimeError(f"{op}(): only dense CPU tensors can be pinned")
+    if device is not None and device.index not in (None, 0):
+        raise RuntimeError(
+            f"{op}(): expected device index 0, got {device.index}: one process owns one TPU device "
+            "(use device='tpu'; several devices take one process each)"
+        )
+
+
+def _metadata_kernel(name: str) -> Callable[..., Any]:
+    """PyTorch's own CPU kernel, run for its metadata: sizes, strides and bounds checks."""
+    boxed = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return boxed(CPU_KEYS, *args, **kwargs)
+
+    return kernel
+
+
+def _unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
+    meta = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
+    windows = meta.unfold(dimension, size, step)
+    return self.as_strided(windows.shape, windows.stride(), self.storage_offset())
+
+
+def _retyped(name: str) -> Callable[..., Any]:
+    """A view that changes dtype, with the geometry that PyTorch's meta kernel gives."""
+
+    def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        bits = self.storage_offset() * self.dtype.itemsize
+        meta = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
+        view = getattr(torch.ops.aten, name)(meta, *args)
+        check_supported(view.dtype, name)
+        storage = self.untyped_storage()
+        return tensor_over(storage, view.dtype, bits // view.dtype.itemsize, view.shape, view.stride())
+
+    return kernel
+
+
+def _set_source_storage_offset(
+    self: torch.Tensor, source: torch.UntypedStorage, offset: int, size: Sequence[int], stride: Sequence[int] = ()
+) -> torch.Tensor:
+    strides = contiguous_strides(size) if not len(stride) else stride
+    if source.device.type != self.device.type:
+        raise RuntimeError(
+            f"Attempted to set the storage of a tensor on device \"{self.device}\" to a storage on different device "
+            f'"{source.device}".  This is no longer allowed; the devices must match.'
+        )
+    needed = (offset + span(size, strides)) * self.dtype.itemsize
+    if needed > _C.StorageBase.nbytes(source):
+        resize_storage(source, needed)
+    set_storage(CPU_KEYS, self, source, offset, size, strides)
+    return self
+
+
+def _set_source_storage(self: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
+    count = _C.StorageBase.nbytes(source) // self.dtype.itemsize
+    return _set_source_storage_offset(self, source, 0, [count], [1])
+
+
+def _set_source_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return _set_source_storage_offset(
+        self, source.untyped_storage(), source.storage_offset(), source.shape, source.stride()
+    )
+
+
+def _set_empty(self: torch.Tensor) -> torch.Tensor:
+    storage = new_storage(None, layout_of((0,), self.dtype), 0)
+    set_storage(CPU_KEYS, self, storage, 0, [0], [1])
+    return self
+
+
+def _resize_(
+    self: torch.Tensor, size: Sequence[int], memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
+        raise NotImplementedError(f"resize_(): memory format {memory_format} is not supported")
+    size = list(size)
+    if tuple(size) == tuple(self.shape):
+        return self
+    strides = contiguous_strides(size)
+    needed = (self.storage_offset() + span(size, strides)) * self.dtype.itemsize
+    storage = self.untyped_storage()
+    if needed > _C.StorageBase.nbytes(storage):
+        storage = _grown(self, needed)
+    set_storage(CPU_KEYS, self, storage, self.storage_offset(), size, strides)
+    return self
+
+
+def _grown(tensor: torch.Tensor, nbytes: int) -> torch.UntypedStorage:
+    """A larger storage with the old content in front, zeros behind. Other aliases keep the old storage."""
+    old = cell_of(tensor)
+    grown = empty_tensor([nbytes // tensor.dtype.itemsize], None, tensor.dtype, "resize_")
+    if old is not None and old.value is not None and old.nbytes:
+        count = old.nbytes // tensor.dtype.itemsize
+        source = tensor_over(tensor.untyped_storage(), tensor.dtype, 0, [count], [1])
+        target = tensor_over(grown.untyped_storage(), tensor.dtype, 0, [count], [1])
+        target.copy_(source)
+    return grown.untyped_storage()
+
+
+def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
+    """``storage.resize_``: C++ cannot resize ours, so only shrinking to what is there is possible in place."""
+    if nbytes > _C.StorageBase.nbytes(storage):
+        raise RuntimeError(
+            f"setStorage: a storage of {_C.StorageBase.nbytes(storage)} bytes cannot grow to {nbytes} bytes on tpu; "
+            "resize the tensor (resize_) instead"
+        )
+
+
+def _copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+    dst.resize_(self.shape)
+    return torch.ops.aten._copy_from(self, dst)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "empty.memory_format": _empty_memory_format,
+    "empty_strided": _empty_strided,
+    "view": _metadata_kernel("view"),
+    "as_strided": _metadata_kernel("as_strided"),
+    "_reshape_alias": _metadata_kernel("_reshape_alias"),
+    "unfold": _unfold,
+    "view_as_real": _retyped("view_as_real"),
+    "view_as_complex": _retyped("view_as_complex"),
+    "view.dtype": _retyped("view"),
+    "set_.source_Storage_storage_offset": _set_source_storage_offset,
+    "set_.source_Storage": _set_source_storage,
+    "set_.source_Tensor": _set_source_tensor,
+    "set_": _set_empty,
+    "resize_": _resize_,
+    "_copy_from_and_resize": _copy_from_and_resize,
+}

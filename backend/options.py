@@ -1,0 +1,121 @@
+"""The options every launch is keyed with: eager mode, matmul precision, compiler options. Per thread, over a process default."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from emutpu.backend.pjrt import CompileOptions, Effort
+
+__all__ = ["LOCAL", "EagerMode", "Options", "Precision", "ThreadOptions", "override", "process_options", "set_process"]
+
+
+class EagerMode(enum.IntEnum):
+    """TorchTPU's eager modes, by its names and numbers."""
+
+    DEFER_AND_FUSE = 0
+    DEFER_NEVER = 1
+    DEFER_NEVER_AND_LAUNCH_BLOCKING = 2
+
+
+class Precision(enum.IntEnum):
+    """Passes of an f32 matmul: 1, 3 or 6 bf16 passes."""
+
+    DEFAULT = 0
+    HIGH = 1
+    HIGHEST = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """Interned (see :func:`_intern`), so that keys compare them by identity first."""
+
+    mode: EagerMode = EagerMode.DEFER_NEVER
+    precision: Precision = Precision.DEFAULT
+    excess_precision: bool = False
+    overrides: tuple[tuple[str, str], ...] = ()
+    bounds_checks: bool = False
+
+    @property
+    def compile_options(self) -> CompileOptions:
+        return CompileOptions(Effort.O1, self.excess_precision, overrides=self.overrides)
+
+    def canonical(self) -> str:
+        """What of the options decides generated code; the mode does not."""
+        return f"{self.compile_options.canonical()} precision={self.precision.name} checks={self.bounds_checks:d}"
+
+
+_interned: dict[Options, Options] = {}
+
+
+def _intern(options: Options) -> Options:
+    return _interned.setdefault(options, options)
+
+
+class ThreadOptions:
+    """One thread's options: the process default with this thread's overrides on top, innermost last."""
+
+    __slots__ = ("__weakref__", "options", "stack")
+
+    def __init__(self, stack: tuple[dict[str, object], ...] = ()) -> None:
+        self.stack = list(stack)
+        self.refresh()
+        _threads.add(self)
+
+    def refresh(self) -> None:
+        merged: dict[str, object] = {}
+        for changes in self.stack:
+            merged.update(changes)
+        self.options = _intern(dataclasses.replace(_process.options, **merged))  # type: ignore[arg-type]  # field names
+
+
+class _Process:
+    def __init__(self) -> None:
+        self.options = _intern(Options())
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.state = ThreadOptions()
+
+
+_process = _Process()
+_threads: weakref.WeakSet[ThreadOptions] = weakref.WeakSet()
+LOCAL = _Local()
+
+
+def process_options() -> Options:
+    """The process-wide options, without this thread's overrides."""
+    return _process.options
+
+
+def set_process(**changes: object) -> None:
+    """Change process-wide options; threads keep what they override."""
+    _process.options = _intern(dataclasses.replace(_process.options, **changes))  # type: ignore[arg-type]  # field names
+    for state in list(_threads):
+        state.refresh()
+
+
+@contextmanager
+def override(**changes: object) -> Iterator[None]:
+    """Override options in this thread; nests."""
+    state = LOCAL.state
+    state.stack.append(changes)
+    state.refresh()
+    try:
+        yield
+    finally:
+        state.stack.remove(changes)
+        state.refresh()
+
+
+def adopt(parent: ThreadOptions) -> None:
+    """Take over another thread's overrides (autograd may run backward on a thread of its own)."""
+    state = LOCAL.state
+    if state is not parent:
+        state.stack = list(parent.stack)
+        state.refresh()

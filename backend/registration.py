@@ -1,0 +1,171 @@
+"""Telling PyTorch about the device.
+
+Two steps, so that ``import torch`` stays quick: :func:`activate` renames PrivateUse1 and registers what needs no jax
+(factories, views, the fallback); the first op that needs more loads the lowerings and registers all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from emutpu.backend.metadata import KERNELS
+
+__all__ = ["activate", "kernel", "load", "loaded", "registered"]
+
+DEVICE_NAME = "tpu"
+_KEY = "PrivateUse1"
+
+_library: torch.library.Library | None = None
+_any: torch.library.Library | None = None
+_lock = threading.RLock()
+_registered: dict[str, Any] = {}
+_loaded = False
+
+
+def activate(module: types.ModuleType) -> None:
+    """Rename PrivateUse1 to ``tpu``, install ``module`` as ``torch.tpu`` and register the kernels that move no data."""
+    global _library, _any
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    from emutpu.backend import patches
+    from emutpu.backend.fallback import fallback
+
+    _setup_privateuseone_for_python_backend(DEVICE_NAME, backend_module=module, hook=_Hooks())
+    _library = torch.library.Library("aten", "IMPL")
+    _any = torch.library.Library("_", "IMPL")
+    for name, function in KERNELS.items():
+        _library.impl(name, function, _KEY)
+    _any.fallback(fallback, _KEY)
+    # Without these every op fails under autocast, and copies of conjugate or negative views recurse until the stack ends.
+    _any.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for key in ("Conjugate", "Negative"):
+        for name in ("_copy_from", "_copy_from_and_resize"):
+            _library.impl(name, torch.library.fallthrough_kernel, key)
+    patches.apply()
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]  # pybind class without stubs
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, device_index: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+def loaded() -> bool:
+    """True once the lowerings are registered."""
+    return _loaded
+
+
+def registered() -> dict[str, Any]:
+    """Every overload with a kernel of ours: name → kernel (generated kernels, and plain functions)."""
+    return dict(_registered) | dict(KERNELS)
+
+
+def kernel(name: str) -> Any:
+    """The generated kernel of an overload, for other kernels to call without another dispatch."""
+    load()
+    return _registered[name]
+
+
+def load() -> None:
+    """Register every lowering, its derived in-place and out= overloads, and the hand-written kernels. Once."""
+    global _loaded
+    with _lock:
+        if _loaded:
+            return
+        from emutpu.backend import direct
+        from emutpu.backend.lowering import LOWERINGS
+
+        assert _library is not None, "activate() first"
+        for row in LOWERINGS.values():
+            _register_row(row)
+        for name, function in direct.KERNELS.items():
+            _register(name, function, function)
+        _loaded = True
+
+
+def _register(name: str, function: Callable[..., Any], described: Any) -> None:
+    if name in _registered:
+        raise AssertionError(f"two kernels for aten::{name}")
+    assert _library is not None
+    _library.impl(name, function, _KEY)
+    _registered[name] = described
+
+
+def _register_row(row: Any) -> None:
+    from emutpu.backend.kernels import Kernel, out_kernel
+
+    op = overload(row.name)
+    written = str(op._schema).removeprefix("aten::")
+    if written != row.schema:
+        raise AssertionError(f"the schema beside the lowering of {row.name} is not PyTorch's:\n  {row.schema}\n  {written}")
+    made = Kernel(op, row)
+    if not row.dispatched:
+        _registered[row.name] = made
+        return
+    _register(row.name, made.function, made)
+    if made.signature.inplace:
+        return
+    for derived in _derived(op):
+        name = overload_name(derived)
+        if any(a.is_out for a in derived._schema.arguments):
+            _register(name, out_kernel(op, derived), derived)
+        else:
+            inplace = Kernel(derived, row)
+            _register(name, inplace.function, inplace)
+
+
+def overload(name: str) -> torch._ops.OpOverload[..., Any]:
+    """``aten`` overload by ``base.overload`` name. Raises AttributeError for a name PyTorch does not know."""
+    base, _, variant = name.partition(".")
+    found: torch._ops.OpOverload[..., Any] = getattr(getattr(torch.ops.aten, base), variant or "default")
+    return found
+
+
+def overload_name(op: torch._ops.OpOverload[..., Any]) -> str:
+    return str(op).removeprefix("aten.").removesuffix(".default")
+
+
+def _derived(op: torch._ops.OpOverload[..., Any]) -> list[torch._ops.OpOverload[..., Any]]:
+    """The in-place and out= overloads that take the same arguments."""
+    base, _, variant = overload_name(op).partition(".")
+    wanted = _arguments(op)
+    found = []
+    try:
+        inplace = getattr(getattr(torch.ops.aten, base + "_"), variant or "default")
+    except AttributeError:
+        inplace = None
+    if inplace is not None and _arguments(inplace) == wanted and inplace._schema.arguments[0].alias_info is not None:
+        found.append(inplace)
+    packet = getattr(torch.ops.aten, base)
+    for other in packet.overloads():
+        candidate = getattr(packet, other)
+        if candidate is not op and any(a.is_out for a in candidate._schema.arguments):
+            if _arguments(candidate) == wanted and len(candidate._schema.returns) == len(op._schema.returns):
+                found.append(candidate)
+    return [f for f in found if overload_name(f) not in _explicit()]
+
+
+def _explicit() -> frozenset[str]:
+    """Overloads with a row or kernel of their own: nothing is derived over them."""
+    from emutpu.backend import direct
+    from emutpu.backend.lowering import LOWERINGS
+
+    return frozenset(LOWERINGS) | frozenset(direct.KERNELS) | frozenset(KERNELS)
+
+
+def _arguments(op: torch._ops.OpOverload[..., Any]) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out and not _factory(a)]
+
+
+def _factory(argument: Any) -> bool:
+    return argument.name in ("dtype", "layout", "device", "pin_memory", "memory_format") and argument.kwarg_only

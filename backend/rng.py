@@ -1,0 +1,109 @@
+"""Random state: a seed and an offset, both host integers, so that reading the state never waits for the device.
+
+A draw of n 32-bit numbers advances the offset by n·32/128, rounded up (Philox makes 128 bits a step), as TorchTPU does.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from emutpu.backend.pjrt import Buffer
+from emutpu.backend.runtime import runtime
+from emutpu.backend.storage import DEVICE
+
+__all__ = ["DEFAULT_GENERATOR", "TpuGenerator", "draw"]
+
+_MASK = (1 << 64) - 1
+
+
+class TpuGenerator(torch.Generator):
+    """``torch.Generator(device="tpu")``. The C++ object beneath is a CPU generator that nobody draws from."""
+
+    _seed: int
+    _offset: int
+
+    def __new__(cls, device: Any = None) -> TpuGenerator:
+        made: TpuGenerator = super().__new__(cls, "cpu")
+        return made
+
+    def __init__(self, device: Any = None) -> None:
+        self._seed = secrets.randbits(63)
+        self._offset = 0
+        _by_address[self._cdata] = self
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # a data member in the stub
+        return DEVICE
+
+    def manual_seed(self, seed: int) -> TpuGenerator:
+        self._seed = seed & _MASK
+        self._offset = 0
+        return self
+
+    def seed(self) -> int:
+        self.manual_seed(secrets.randbits(63))
+        return self._seed
+
+    def initial_seed(self) -> int:
+        return self._seed
+
+    def get_offset(self) -> int:
+        return self._offset
+
+    def set_offset(self, offset: int) -> None:
+        self._offset = offset & _MASK
+
+    def get_state(self) -> torch.Tensor:
+        """16 bytes on the CPU: seed, then offset."""
+        state = np.array([self._seed, self._offset], np.uint64)
+        return torch.from_numpy(state.view(np.uint8).copy())
+
+    def set_state(self, new_state: torch.Tensor) -> TpuGenerator:  # type: ignore[override]  # upstream returns None
+        if new_state.numel() != 16 or new_state.dtype != torch.uint8:
+            raise RuntimeError(
+                "set_rng_state(): expected a uint8 tensor of 16 bytes (seed, offset), got "
+                f"{new_state.dtype} of {new_state.numel()} elements"
+            )
+        seed, offset = new_state.cpu().contiguous().numpy().view(np.uint64)
+        self._seed, self._offset = int(seed), int(offset)
+        return self
+
+    def graphsafe_get_state(self) -> TpuGenerator:
+        return self
+
+    def graphsafe_set_state(self, state: TpuGenerator) -> TpuGenerator:  # type: ignore[override]  # upstream returns None
+        self._seed, self._offset = state._seed, state._offset
+        return self
+
+    def clone_state(self) -> TpuGenerator:
+        made = TpuGenerator(self.device)
+        made._seed, made._offset = self._seed, self._offset
+        return made
+
+    def advance(self, numbers: int) -> tuple[int, int]:
+        """Take ``numbers`` 32-bit draws; gives (seed, offset) to draw from."""
+        state = self._seed, self._offset
+        self._offset = (self._offset + -(-numbers // 4)) & _MASK
+        return state
+
+
+# A kernel receives another Python object for the same C++ generator.
+_by_address: WeakValueDictionary[int, TpuGenerator] = WeakValueDictionary()
+DEFAULT_GENERATOR = TpuGenerator()
+
+
+def draw(generator: torch.Generator | None, numbers: int) -> Buffer:
+    """The state buffer, ui64[3] = (seed, offset, 0), for one launch that takes ``numbers`` 32-bit draws."""
+    if generator is None:
+        owner: TpuGenerator | None = DEFAULT_GENERATOR
+    else:
+        owner = _by_address.get(generator._cdata)
+    if owner is None:
+        raise RuntimeError(f"Expected a 'tpu' device type for generator but found '{generator.device.type}'")  # type: ignore[union-attr]  # not None here
+    seed, offset = owner.advance(numbers)
+    return runtime().client.from_host(np.array([seed, offset, 0], np.uint64))

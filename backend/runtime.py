@@ -1,0 +1,141 @@
+"""The one runtime object of a process: the client, the compile cache, counters and switches."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from emutpu.backend.cache import CompileCache
+from emutpu.backend.cell import MEMORY
+from emutpu.backend.location import capture, locate
+from emutpu.backend.options import LOCAL, EagerMode
+from emutpu.backend.pjrt import Client
+from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
+
+__all__ = ["Configuration", "Runtime", "runtime"]
+
+FORK_MESSAGE = (
+    "cannot access or re-initialize TPU in a forked subprocess. "
+    "To use TPU with multiprocessing, you must use the 'spawn' start method"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Configuration:
+    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed."""
+
+    make_client: Callable[[], Client]
+    chip: str
+    banner: Callable[[], None]
+    allow_fallback: bool = False
+    beyond: bool = False
+    donate: bool = True
+
+
+class Runtime:
+    """Process-wide state. The client is made at first use (PjRt starts lazily on the device, too)."""
+
+    def __init__(self) -> None:
+        self.configuration: Configuration | None = None
+        self.cache = CompileCache()
+        self.calls: dict[str, Callable[[], int]] = {}
+        self.fallbacks: Counter[tuple[str, str]] = Counter()
+        self.allow_fallback = False
+        self._client: Client | None = None
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+
+    @property
+    def initialized(self) -> bool:
+        """True once the client exists."""
+        return self._client is not None
+
+    @property
+    def in_bad_fork(self) -> bool:
+        """True in a child forked after the client was made: XLA's threads did not survive the fork."""
+        return self._client is not None and os.getpid() != self._pid
+
+    @property
+    def mode(self) -> EagerMode:
+        """The eager mode of the calling thread."""
+        return LOCAL.state.options.mode
+
+    @property
+    def client(self) -> Client:
+        """The client, made on first use. Raises RuntimeError in a forked child or before activation."""
+        client = self._client
+        if client is None:
+            client = self._make_client()
+        if os.getpid() != self._pid:
+            raise RuntimeError(FORK_MESSAGE)
+        return client
+
+    def _make_client(self) -> Client:
+        with self._lock:
+            if self._client is None:
+                if self.configuration is None:
+                    raise RuntimeError("emutpu is not active in this process; emutpu doctor tells why")
+                self.configuration.banner()
+                self._pid = os.getpid()
+                self._client = self.configuration.make_client()
+            return self._client
+
+    def configure(self, configuration: Configuration) -> None:
+        """Called once by the face, before any tensor is made."""
+        self.configuration = configuration
+        self.allow_fallback = configuration.allow_fallback
+
+    def replace_client(self, client: Client) -> Client | None:
+        """Put another client beneath (fault injection, adversaries); gives the old one. Executables are forgotten."""
+        with self._lock:
+            old = self._client
+            self._pid = os.getpid()
+            self._client = client
+            self.forget_executables()
+            return old
+
+    def forget_executables(self) -> None:
+        """Clear the compile cache and every kernel's table of loaded executables."""
+        from emutpu.backend.kernels import forget_entries
+
+        self.cache.clear()
+        forget_entries()
+
+    def synchronize(self) -> None:
+        """Wait for everything enqueued."""
+        if self._client is not None:
+            self._client.synchronize()
+
+    def count_fallback(self, op: str) -> str:
+        """Count an op that runs on the CPU, with the user's line, which is returned."""
+        location = locate(*capture())
+        where = str(location) if location is not None else "unknown"
+        self.fallbacks[op, where] += 1
+        return where
+
+    def statistics(self) -> Statistics:
+        """A snapshot of the counters."""
+        from emutpu.backend.kernels import op_counts
+
+        ops = op_counts()
+        requests = sum(ops.values())
+        cache = self.cache
+        return Statistics(
+            ops=ops,
+            compiles=CompileStatistics(requests, requests - cache.misses, cache.misses, cache.seconds),
+            fallbacks=tuple(FallbackRecord(op, n, where) for (op, where), n in self.fallbacks.most_common()),
+            live_buffers=MEMORY.buffers,
+            live_hbm_bytes=MEMORY.live,
+            peak_hbm_bytes=MEMORY.peak,
+        )
+
+
+_runtime = Runtime()
+
+
+def runtime() -> Runtime:
+    """The runtime of this process."""
+    return _runtime

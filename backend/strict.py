@@ -1,0 +1,422 @@
+"""What a launch needs and how it is made on a miss: signature → specs → canonical module → executable → entry."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from emutpu.backend import views
+from emutpu.backend.cell import Layout, layout_of
+from emutpu.backend.dtypes import check_supported, dtype_name, torch_dtype
+from emutpu.backend.errors import describe, launch_failure, op_label
+from emutpu.backend.hlo import Builder, Value
+from emutpu.backend.keys import Key, fingerprint
+from emutpu.backend.location import capture
+from emutpu.backend.lowering._registry import Context, Lowering, OutputSpec
+from emutpu.backend.options import EagerMode, Options
+from emutpu.backend.pjrt import Buffer, Executable, PjrtError
+from emutpu.backend.runtime import runtime
+from emutpu.backend.storage import physical_dims, span, storage_order
+from emutpu.backend.views import View
+
+__all__ = ["Entry", "Signature", "argument_kind", "miss"]
+
+Launch = Callable[[Sequence[Buffer]], Sequence[Buffer]]
+
+_KINDS = {
+    "Tensor": "tensor",
+    "Optional[Tensor]": "tensor?",
+    "List[Tensor]": "tensors",
+    "List[Optional[Tensor]]": "tensors?",
+    "number": "scalar",
+    "Optional[number]": "scalar?",
+    "List[number]": "scalars",
+    "Optional[Generator]": "generator",
+    "Generator": "generator",
+}
+
+
+def argument_kind(argument: Any, static: frozenset[str] = frozenset()) -> str:
+    """How a kernel treats a schema argument; Scalars whose value decides a shape are static."""
+    kind = _KINDS.get(str(argument.type), "static")
+    return "static" if argument.name in static and kind.startswith("scalar") else kind
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Signature:
+    """An overload with its lowering.
+
+    ``targets`` are the written arguments; ``fresh`` the indices of returns that are new tensors (one list return if
+    ``fresh_list``); ``returned_targets`` the written arguments that are also returned.
+    """
+
+    op: torch._ops.OpOverload[..., Any]
+    row: Lowering
+    inplace: bool
+    targets: tuple[str, ...]
+    fresh: tuple[int, ...]
+    fresh_list: bool
+    returned_targets: tuple[str, ...]
+
+    @property
+    def schema(self) -> torch._C.FunctionSchema:
+        return self.op._schema
+
+    @property
+    def name(self) -> str:
+        return str(self.op)
+
+    @staticmethod
+    def of(op: torch._ops.OpOverload[..., Any], row: Lowering) -> Signature:
+        schema = op._schema
+        written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        by_alias = {next(iter(a.alias_info.before_set)): a.name for a in written if a.alias_info is not None}
+        fresh, returned = [], []
+        for index, result in enumerate(schema.returns):
+            if result.alias_info is None:
+                fresh.append(index)
+            else:
+                returned.append(by_alias[next(iter(result.alias_info.before_set))])
+        fresh_list = len(fresh) == 1 and str(schema.returns[fresh[0]].type) == "List[Tensor]"
+        targets = (*(a.name for a in written), *row.mutates)
+        return Signature(op, row, bool(written), targets, tuple(fresh), fresh_list, tuple(returned))
+
+
+@dataclasses.dataclass(slots=True)
+class Entry:
+    """A loaded executable and how its results become tensors.
+
+    ``outputs`` are (layout, nbytes, dtype, size, stride) of fresh results, None for undefined ones; ``layouts`` gives the
+    new layouts of the written cells, in the order of the targets; ``base`` tells that targets' old values are passed
+    last; ``draws`` how many random numbers a launch takes.
+    """
+
+    launch: Launch
+    executable: Executable
+    key: Key
+    outputs: list[tuple[Layout, int, torch.dtype, tuple[int, ...], tuple[int, ...]] | None]
+    layouts: list[Layout]
+    base: bool
+    draws: int
+    calls: int = 0
+
+
+# --------------------------------------------------------------------------------------------------- the miss
+
+
+def miss(
+    signature: Signature, key: tuple[Any, ...], values: tuple[Any, ...], arguments: list[Buffer], donate: bool
+) -> Entry:
+    """Lower, compile and load one launch. Raises what PyTorch's meta kernel raises for wrong arguments."""
+    options: Options = key[0]
+    arguments_by_name = dict(zip((a.name for a in signature.schema.arguments), values, strict=True))
+    module = _Module(signature, options, arguments_by_name, donate)
+    logical = module.key()
+    origin = (signature.name, *capture())
+    try:
+        executable = runtime().cache.get(
+            logical, lambda: runtime().client.compile(module.build(), options.compile_options)
+        )
+    except PjrtError as error:
+        raise launch_failure(error, origin) from error
+    return Entry(
+        launch=_launcher(executable, options),
+        executable=executable,
+        key=logical,
+        outputs=module.wraps(),
+        layouts=module.written_layouts(),
+        base=module.needs_base,
+        draws=module.draws,
+    )
+
+
+def _launcher(executable: Executable, options: Options) -> Launch:
+    if options.mode is not EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:
+        return executable.launch
+    # Debug waits, so that a failure of the device arises at the op.
+    execute = executable.execute
+
+    def blocking(arguments: Sequence[Buffer]) -> Sequence[Buffer]:
+        results = execute(arguments)
+        for result in results:
+            result.block_until_ready()
+        return results
+
+    return blocking
+
+
+@dataclasses.dataclass(slots=True)
+class _Tensor:
+    """A tensor argument: its view over its cell's value; ``foreign`` for a 0-d CPU operand."""
+
+    view: View
+    layout: Layout
+    nbytes: int
+    foreign: bool = False
+
+
+class _Module:
+    """Builds one op's canonical module, and what is derived from it without building (key, specs)."""
+
+    def __init__(self, signature: Signature, options: Options, values: dict[str, Any], donate: bool) -> None:
+        self.signature = signature
+        self.options = options
+        self.values = values
+        self.donate = donate
+        self.tensors: dict[str, Any] = {}
+        for argument in signature.schema.arguments:
+            if argument_kind(argument).startswith("tensor"):
+                self.tensors[argument.name] = _describe(signature.name, values[argument.name])
+        self.meta = {name: _to_meta(value) for name, value in values.items()}
+        self.outputs = self._output_specs()
+        self._check_targets()
+        self.draws = signature.row.draws(self._draw_specs()) if signature.row.draws else 0
+        self.needs_base = not signature.row.reads and any(
+            views.covering_layout(t.view, t.nbytes) is None for t in self._target_tensors()
+        )
+
+    # Specs -----------------------------------------------------------------------------------------------
+
+    def _output_specs(self) -> tuple[OutputSpec | None, ...]:
+        signature = self.signature
+        if signature.row.meta is not None:
+            result = signature.row.meta(**self.meta)
+        elif signature.fresh or signature.inplace:
+            result = self._run_meta()
+        else:
+            return ()
+        if not signature.fresh:
+            return ()
+        results = list(result) if isinstance(result, tuple | list) else [result]
+        if not signature.fresh_list:
+            results = [results[i] for i in signature.fresh]
+        return tuple(None if t is None else OutputSpec(tuple(t.shape), t.stride(), t.dtype) for t in results)
+
+    def _run_meta(self) -> Any:
+        """PyTorch's own meta kernel: sizes, strides, dtypes, and the error for wrong arguments."""
+        arguments = self.signature.schema.arguments
+        positional = [_on_meta(a, self.meta[a.name]) for a in arguments if not a.kwarg_only]
+        keywords = {a.name: _on_meta(a, self.meta[a.name]) for a in arguments if a.kwarg_only}
+        try:
+            return self.signature.op(*positional, **keywords)
+        except Exception as error:
+            error.add_note(f"  {self.signature.name} issued at {describe(*capture())}")
+            raise
+
+    def _target_tensors(self) -> list[_Tensor]:
+        found: list[_Tensor] = []
+        for name in self.signature.targets:
+            described = self.tensors[name]
+            found += described if isinstance(described, list) else [described] if described is not None else []
+        return found
+
+    def _check_targets(self) -> None:
+        for tensor in self._target_tensors():
+            if views.overlaps(tensor.view):
+                raise RuntimeError(
+                    f"{op_label(self.signature.name)}(): in-place operations on overlapping views are undefined "
+                    f"behavior and are not supported\n  issued at {describe(*capture())}\n"
+                    "  clone() or contiguous() the tensor first"
+                )
+        for spec in self.outputs:
+            if spec is not None:
+                check_supported(spec.dtype, op_label(self.signature.name))
+
+    def _draw_specs(self) -> tuple[OutputSpec | None, ...]:
+        targets = tuple(OutputSpec(t.view.size, t.view.stride, t.view.dtype) for t in self._target_tensors())
+        return self.outputs or targets
+
+    def wraps(self) -> list[tuple[Layout, int, torch.dtype, tuple[int, ...], tuple[int, ...]] | None]:
+        made: list[tuple[Layout, int, torch.dtype, tuple[int, ...], tuple[int, ...]] | None] = []
+        for spec in self.outputs:
+            if spec is None:
+                made.append(None)
+                continue
+            nbytes = span(spec.size, spec.stride) * spec.dtype.itemsize
+            made.append((layout_of(_dense_dims(spec), spec.dtype), nbytes, spec.dtype, spec.size, spec.stride))
+        return made
+
+    def written_layouts(self) -> list[Layout]:
+        return [views.covering_layout(t.view, t.nbytes) or t.layout for t in self._target_tensors()]
+
+    # Key -------------------------------------------------------------------------------------------------
+
+    def key(self) -> Key:
+        shapeless, dimensions = [self.signature.name, f"donate={self.donate:d}"], []
+        for argument in self.signature.schema.arguments:
+            value = self.values[argument.name]
+            kind = argument_kind(argument, self.signature.row.static)
+            if kind.startswith("tensor"):
+                described = self.tensors[argument.name]
+                for tensor in described if isinstance(described, list) else [described]:
+                    shapeless.append(_shapeless(argument.name, tensor, value))
+                    dimensions.append(str(tensor and (tensor.view.size, tensor.view.stride, tensor.view.offset, tensor.layout.dims)))
+            elif kind == "scalars":
+                shapeless.append(f"{argument.name}:{[type(v).__name__ for v in value]}")
+            elif kind.startswith("scalar"):
+                default = argument.has_default_value() and value == argument.default_value
+                shapeless.append(f"{argument.name}:{'default' if default else type(value).__name__}")
+            elif kind == "static":
+                shapeless.append(f"{argument.name}={value}")
+        options = self.options.canonical()
+        return Key(fingerprint(";".join(shapeless)), fingerprint(";".join(dimensions)), fingerprint(options))
+
+    # Module ----------------------------------------------------------------------------------------------
+
+    def build(self) -> bytes:
+        signature = self.signature
+        builder = Builder(signature.name, self.options.precision.name)  # type: ignore[arg-type]  # the enum's names
+        bases: dict[str, list[Value]] = {}
+        inputs = []
+        for argument in signature.schema.arguments:
+            inputs.append(self._input(builder, argument, bases))
+        if self.needs_base:
+            for name in signature.targets:
+                bases[name] = [self._base(builder, t) for t in _as_list(self.tensors[name])]
+        state = builder.argument((3,), torch.uint64) if signature.row.draws else None
+        names = [a.name for a in signature.schema.arguments]
+        specs = self.outputs or self._draw_specs()
+        context = Context(builder, specs, {n: self.meta[n] for n in names}, state)
+        emitted = signature.row.emit(context, *inputs)
+        results = list(emitted) if isinstance(emitted, tuple | list) else [emitted]
+        return builder.finish(self._finished(builder, results, bases))
+
+    def _input(self, builder: Builder, argument: Any, bases: dict[str, list[Value]]) -> Any:
+        name = argument.name
+        value = self.values[name]
+        kind = argument_kind(argument, self.signature.row.static)
+        if kind.startswith("tensor"):
+            described = self.tensors[name]
+            written = name in self.signature.targets
+            if written and not self.signature.row.reads:
+                return None
+            given = [self._read(builder, t, written, bases.setdefault(name, [])) for t in _as_list(described)]
+            return given if isinstance(described, list) else given[0]
+        if kind == "scalars":
+            return [builder.argument((), _scalar_dtype(v)) for v in value]
+        if kind.startswith("scalar"):
+            if value is None or (argument.has_default_value() and value == argument.default_value):
+                return value
+            return builder.argument((), _scalar_dtype(value))
+        return value
+
+    def _base(self, builder: Builder, tensor: _Tensor) -> Value:
+        return builder.argument(tensor.layout.dims, tensor.layout.dtype, donated=self.donate)
+
+    def _read(self, builder: Builder, tensor: _Tensor | None, written: bool, bases: list[Value]) -> Value | None:
+        if tensor is None:
+            return None
+        if tensor.foreign:
+            return builder.argument((), tensor.layout.dtype)
+        donated = written and self.donate
+        base = builder.argument(tensor.layout.dims, tensor.layout.dtype, donated=donated)
+        bases.append(base)
+        return views.read(base, tensor.view)
+
+    def _finished(self, builder: Builder, results: list[Value | None], bases: dict[str, list[Value]]) -> list[Value]:
+        """Results in the dims their cells take: fresh ones in storage order, written ones as whole new values."""
+        count = len(self.outputs)
+        finished = []
+        for index, (spec, value) in enumerate(zip(self.outputs, results, strict=False)):
+            if spec is None:
+                continue
+            _check(self.signature.name, index, spec, value)
+            assert value is not None
+            finished.append(_in_storage_order(value, spec))
+        updates = iter(results[count:])
+        for name in self.signature.targets:
+            for index, tensor in enumerate(t for t in _as_list(self.tensors[name]) if t is not None):
+                update = next(updates)
+                assert update is not None
+                update = update.convert(tensor.view.dtype).broadcast(tensor.view.size)
+                base = bases[name][index] if bases.get(name) else None
+                finished.append(views.write(base, tensor.layout, tensor.view, update, tensor.nbytes)[0])
+        return finished
+
+
+def _as_list(described: Any) -> list[Any]:
+    return described if isinstance(described, list) else [described]
+
+
+def _describe(op: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_describe(op, item) for item in value]
+    if value is None:
+        return None
+    if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+        dtype = _foreign_dtype(value)
+        return _Tensor(View((), (), 0, dtype), layout_of((), dtype), dtype.itemsize, foreign=True)
+    check_supported(value.dtype, op_label(op))
+    from emutpu.backend.storage import cell_of
+
+    cell = cell_of(value)
+    assert cell is not None
+    view = View(tuple(value.shape), value.stride(), value.storage_offset(), value.dtype)
+    return _Tensor(view, cell.layout, cell.nbytes)
+
+
+def _foreign_dtype(value: Any) -> torch.dtype:
+    if not isinstance(value, torch.Tensor):
+        return _scalar_dtype(value)
+    return torch.complex64 if value.dtype == torch.complex128 else value.dtype
+
+
+def _scalar_dtype(value: Any) -> torch.dtype:
+    for kind, dtype in (
+        (bool, torch.bool),
+        (int, torch.int64),
+        (float, torch.float64),
+        (complex, torch.complex64),
+    ):
+        if isinstance(value, kind):
+            return dtype
+    raise TypeError(f"not a scalar: {value!r}")
+
+
+def _shapeless(name: str, tensor: _Tensor | None, value: Any) -> str:
+    if tensor is None:
+        return f"{name}:none"
+    return f"{name}:{dtype_name(tensor.view.dtype)}<{dtype_name(tensor.layout.dtype)}{'!' if tensor.foreign else ''}"
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "cpu":
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, list | tuple) and value and any(isinstance(v, torch.Tensor) for v in value):
+        return [_to_meta(v) for v in value]
+    return value
+
+
+def _on_meta(argument: Any, value: Any) -> Any:
+    """Factory arguments name our device; a generator of ours means nothing to a meta kernel."""
+    kind = str(argument.type)
+    if "Device" in kind and argument.name == "device":
+        return torch.device("meta")
+    return None if "Generator" in kind else value
+
+
+def _dense_dims(spec: OutputSpec) -> tuple[int, ...]:
+    dims = physical_dims(spec.size, spec.stride)
+    return dims if dims is not None else (span(spec.size, spec.stride),)
+
+
+def _in_storage_order(value: Value, spec: OutputSpec) -> Value:
+    if physical_dims(spec.size, spec.stride) is None:
+        raise AssertionError(f"a result with gaps: {spec}")
+    return value.transpose(storage_order(spec.size, spec.stride))
+
+
+def _check(op: str, index: int, spec: OutputSpec, value: Value | None) -> None:
+    """A lowering that disagrees with PyTorch's meta kernel is a defect of ours: say so at once."""
+    if value is None or value.shape != spec.size or value.dtype != spec.dtype:
+        raise AssertionError(f"the lowering of {op} gives {value} as result {index}, PyTorch says {spec}")
+
+
+def dtype_of(buffer: Buffer) -> torch.dtype:
+    """The torch dtype of a buffer."""
+    return torch_dtype(buffer.dtype)

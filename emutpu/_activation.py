@@ -1,0 +1,120 @@
+"""Activation: what ``import torch`` calls through the ``torch.backends`` entry point.
+
+Imports neither jax nor Dynamo, and nothing heavy: the lowerings and the client are loaded by the first op.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import warnings
+from pathlib import Path
+
+from emutpu import _settings
+
+__all__ = ["is_emulated", "load"]
+
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_GOOGLE = "0x1ae0"
+
+
+class _State:
+    active = False
+
+
+def is_emulated() -> bool:
+    """True when ``tpu`` in this process is emutpu's."""
+    return _State.active
+
+
+def load() -> None:
+    """Make ``tpu`` a PyTorch device, or step aside with one message.
+
+    Raises RuntimeError when ``EMUTPU_FORBID=1``, SettingError for a variable with a bad value.
+    """
+    settings = _settings.settings()
+    for name, suggestion in _settings.unknown_variables():
+        hint = f"; did you mean {suggestion}?" if suggestion else ""
+        warnings.warn(f"emutpu: unknown environment variable {name}{hint}", stacklevel=2)
+    if settings.forbid:
+        raise RuntimeError(
+            "emutpu is installed but EMUTPU_FORBID=1 refuses emulated devices in this environment; "
+            "uninstall emutpu, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        )
+    if settings.chip == _settings.NO_CHIP:
+        return
+    obstacle = _obstacle()
+    if obstacle is not None:
+        _say(f"emutpu: stepping aside: {obstacle}")
+        return
+    _activate(settings)
+
+
+def _obstacle() -> str | None:
+    """Why the name ``tpu`` is somebody else's here, or None."""
+    import torch
+
+    if importlib.util.find_spec("torch_tpu") is not None:
+        return "torch_tpu is installed, so 'tpu' is the real backend; uninstall one of the two"
+    if _real_tpu():
+        return "a real TPU is attached to this machine; install torch_tpu to use it"
+    owner = torch._C._get_privateuse1_backend_name()
+    if owner != "privateuseone":
+        return f"PrivateUse1 already belongs to the backend '{owner}'; only one package can own it"
+    return None
+
+
+def _real_tpu() -> bool:
+    for vendor in _PCI_DEVICES.glob("*/vendor"):
+        try:
+            if vendor.read_text().strip() == _GOOGLE:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _activate(settings: _settings.Settings) -> None:
+    from emutpu import _tpu_module
+    from emutpu.backend import options, registration
+    from emutpu.backend.runtime import Configuration, runtime
+
+    def make_client():  # type: ignore[no-untyped-def]  # Client is the simulator's to import
+        from emutpu.simulator.clients import make_client
+        from emutpu.simulator.topology import single_chip
+
+        return make_client(settings.client, single_chip(settings.chip))
+
+    def banner() -> None:
+        _say(f"emutpu: emulated {settings.chip}, not hardware")
+
+    runtime().configure(
+        Configuration(
+            make_client=make_client,
+            chip=settings.chip,
+            banner=banner,
+            allow_fallback=settings.allow_fallback,
+            beyond=settings.beyond,
+            donate=not settings.disable_inplace_buffer_donation,
+        )
+    )
+    mode = options.EagerMode.DEFER_NEVER
+    if settings.launch_blocking:
+        mode = options.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING
+    elif settings.defer_and_fuse:
+        raise RuntimeError(
+            "TORCH_TPU_DEFER_AND_FUSE=1: DeferAndFuse is not available in this version of emutpu; unset it to run Strict"
+        )
+    precision = options.Precision[(settings.precision or "default").upper()]
+    options.set_process(mode=mode, precision=precision, bounds_checks=settings.debug_checks)
+    registration.activate(_tpu_module.make())
+    _State.active = True
+    if settings.report is not None:
+        from emutpu._report import install_exit_report
+
+        install_exit_report(settings.report.replace("{pid}", str(os.getpid())))
