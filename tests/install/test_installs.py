@@ -24,7 +24,7 @@ print(pathlib.Path(importlib.import_module("emutpu.backend.pjrt").__file__).pare
 """
 AUTOLOAD = """
 import torch
-there = torch.arange(6.0, device="tpu").reshape(2, 3)
+there = torch.arange(6.0).to("tpu").reshape(2, 3)
 assert there.device.type == "tpu", there.device
 assert torch.equal((there + there).cpu(), torch.arange(6.0).reshape(2, 3) * 2)
 """
