@@ -107,7 +107,8 @@ def shaped(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 def wide_types() -> AbstractContextManager[Any]:
     """A scope in which this thread may make 64-bit arrays; the user's own setting is untouched."""
-    return _enable_x64(True)
+    scope: AbstractContextManager[Any] = _enable_x64(True)
+    return scope
 
 
 def _find_enable_x64() -> Any:

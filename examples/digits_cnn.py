@@ -53,7 +53,7 @@ class Digits:
     """The 1,797 digits on the CPU, split by ``seed`` into a training part and a held-out part of 297."""
 
     def __init__(self, seed: int) -> None:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+        from sklearn.datasets import load_digits
 
         bunch = load_digits()
         images = torch.from_numpy(bunch.images).to(torch.float32).div(16).unsqueeze(1)

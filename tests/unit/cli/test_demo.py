@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, Command, child_environment
-from emutpu.examples import digits_cnn
 
 from emutpu.cli import demo
+from emutpu.examples import digits_cnn
 
 
 def test_wrong_usage(emutpu: Command) -> None:

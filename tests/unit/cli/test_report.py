@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from conftest import FAKE_DEVICE, child_environment
-from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
 
 from emutpu import _report
+from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
 
 Valid = Callable[[Any, str], dict[str, Any]]
 
@@ -81,7 +81,7 @@ def test_document_is_written_whole(tmp_path: Path) -> None:
 def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     """A document that cannot be replaced raises and leaves nothing behind."""
     (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         _report.write_document({"a": 1}, str(tmp_path / "absent" / "report.json"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 

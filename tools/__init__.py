@@ -1,0 +1,1 @@
+"""What a developer of emutpu runs from the repository root. Not installed."""
