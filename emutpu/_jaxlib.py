@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -29,11 +30,14 @@ __all__ = [
     "func",
     "ir",
     "known_flags",
+    "matrix_library",
     "put",
+    "result_handler",
     "serialize",
     "shaped",
     "single_device_sharding",
     "stablehlo",
+    "to_numpy",
     "versions",
     "wide_types",
     "xla_error_types",
@@ -84,6 +88,12 @@ def versions() -> tuple[str, str]:
     return jax.__version__, jaxlib.version.__version__
 
 
+def matrix_library() -> bool:
+    """Whether XLA:CPU's matrix library may be given conversions and arithmetic: before 0.10 it aborts the process."""
+    major, minor = versions()[1].split(".")[:2]
+    return (int(major), int(minor)) >= (0, 10)
+
+
 def cpu_backend() -> Any:
     """JAX's CPU backend. Raises RuntimeError where the user's configuration excludes it (``JAX_PLATFORMS``)."""
     return jax_backend.get_backend("cpu")
@@ -114,15 +124,27 @@ def wide_types() -> AbstractContextManager[Any]:
 def _find_enable_x64() -> Any:
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64
-    from jax.experimental import enable_x64
-
-    return enable_x64
+    return importlib.import_module("jax.experimental").enable_x64
 
 
 _enable_x64 = _find_enable_x64()
 put = _jax.batched_device_put
 COPY = xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
 ZERO_COPY = xla_client.HostBufferSemantics.ZERO_COPY
+
+
+def to_numpy(array: Any) -> np.ndarray[Any, Any]:
+    """Wait for a ``jax.Array`` and view it read-only.
+
+    Unlike ``np.asarray`` this does not cache the view on the array: a view that is alive makes a later donation copy.
+    """
+    view: np.ndarray[Any, Any] = array._single_device_array_to_np_array_did_copy()[0]
+    return view
+
+
+def result_handler(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any) -> Any:
+    """What turns one result of ``execute_sharded`` into a ``jax.Array`` without asking Python anything."""
+    return _jax.array_result_handler(shaped(shape, dtype), sharding, True, True)
 
 
 def xla_error_types() -> tuple[type[Exception], ...]:
@@ -158,20 +180,23 @@ def _flag_value(value: str) -> str | int | bool | float:
 
 
 @functools.cache
-def _flag_known(name: str, value: str) -> bool:
+def _accepted(flags: tuple[tuple[str, str], ...]) -> bool:
     backend = cpu_backend()
     device = backend.local_devices()[0]
     text = "module { func.func public @main(%a: tensor<f32>) -> tensor<f32> { return %a : tensor<f32> } }"
     try:
-        backend.compile_and_load(text, device_list([device]), compile_options([device.id], [(name, value)]))
+        backend.compile_and_load(text, device_list([device]), compile_options([device.id], flags))
     except xla_error_types():
         return False
     return True
 
 
-def known_flags(flags: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Those of ``flags`` that this jaxlib knows. Each is probed once per process by a trivial compilation."""
-    return tuple((name, value) for name, value in flags if _flag_known(name, value))
+@functools.cache
+def known_flags(flags: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Those of ``flags`` that this jaxlib knows: one trivial compilation per process where it knows them all, else
+    one for each.
+    """
+    return flags if _accepted(flags) else tuple(flag for flag in flags if _accepted((flag,)))
 
 
 def compile_module(backend: Any, module: Any, devices: Any, options: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from emutpu._jaxlib import context, ir
 from emutpu.backend.pjrt import Aval, InvalidArgument, Unimplemented
 
-__all__ = ["ModuleInfo", "inspect", "parse"]
+__all__ = ["DTYPES", "ModuleInfo", "inspect", "parse", "walk"]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "i1": np.dtype(np.bool_),
@@ -57,7 +57,7 @@ def inspect(module: Any) -> ModuleInfo:
     """Interface and ops of a parsed module. Raises InvalidArgument for a missing ``main`` or an absurd extent."""
     main = _entry(module)
     ops: set[str] = set()
-    for operation in _walk(module.operation):
+    for operation in walk(module.operation):
         ops.add(operation.name)
         for result in operation.results:
             _check_extent(result.type)
@@ -81,14 +81,15 @@ def _entry(module: Any) -> Any:
     raise InvalidArgument("the module has no function 'main'")
 
 
-def _walk(operation: Any) -> Iterator[Any]:
+def walk(operation: Any) -> Iterator[Any]:
+    """Every operation inside ``operation``, outer before inner."""
     for region in operation.regions:
         for block in region:
             for inner in block.operations:
                 inner = inner.operation
                 yield inner
                 if inner.regions:
-                    yield from _walk(inner)
+                    yield from walk(inner)
 
 
 def _aval(tensor: Any) -> Aval:
@@ -117,8 +118,7 @@ def _donated(main: Any) -> frozenset[int]:
     found = set()
     for position, attributes in enumerate(main.arg_attrs):
         attributes = ir.DictAttr(attributes)
-        if "jax.buffer_donor" in attributes and ir.BoolAttr(attributes["jax.buffer_donor"]).value:
-            found.add(position)
-        elif "tf.aliasing_output" in attributes:
+        donor = "jax.buffer_donor" in attributes and ir.BoolAttr(attributes["jax.buffer_donor"]).value
+        if donor or "tf.aliasing_output" in attributes:
             found.add(position)
     return frozenset(found)

@@ -15,20 +15,19 @@ from emutpu.backend.pjrt import (
     Buffer,
     CompileOptions,
     DeviceUnavailable,
-    Effort,
     ErrorBuffer,
     ExecutableMemory,
     FailedPrecondition,
     InvalidArgument,
     MemoryStats,
     ModelledCost,
-    PjrtError,
     Topology,
     Unimplemented,
 )
 
 from . import _blob
 from ._modules import ModuleInfo, inspect, parse
+from ._xla_flags import XlaFlags, prepare
 from .checks import check_arguments, propagate
 from .errors import translate
 
@@ -36,40 +35,33 @@ __all__ = ["CpuClient", "CpuExecutable"]
 
 Launch = Callable[[Sequence[Any]], Sequence[Any]]
 
-_FLAGS: dict[Effort, tuple[tuple[str, str], ...]] = {
-    Effort.O0: (("xla_backend_optimization_level", "0"),),
-    Effort.O1: (("xla_backend_optimization_level", "1"),),
-    Effort.O2: (),
-    Effort.O3: (),
-}
 _ERRORS = _jaxlib.xla_error_types()
 
 
-def _launcher(loaded: Any, info: ModuleInfo) -> Launch:
-    """A closure that enqueues ``loaded``: the hot path, so nothing but the two calls into jaxlib on success."""
+def _launcher(loaded: Any, info: ModuleInfo, sharding: Any) -> Launch:
+    """A closure that enqueues ``loaded``: the hot path, so nothing but two calls into jaxlib on success.
+
+    Measured with one result / eight: ``execute`` 5.7 / 25.9 us, ``execute_sharded`` and
+    ``disassemble_into_single_device_arrays`` 5.4 / 24.9, ``jax.jit``'s own fast path 4.3 / 13.2, with jaxlib's result
+    handlers 3.6 / 10.6 (of which enqueueing is 3.1 / 8.9).
+    """
     run = loaded.execute_sharded
+    handlers = [_jaxlib.result_handler(aval.shape, aval.dtype, sharding) for aval in info.results]
     name, results, donated = info.name, info.results, info.donated
 
     def failed(error: Exception, arguments: Sequence[Any]) -> Sequence[Any]:
-        if not isinstance(error, PjrtError):
-            propagated = propagate(arguments, results, donated)
-            if propagated is not None:
-                return propagated
-        raise translate(error, name) from error
+        propagated = propagate(arguments, results, donated)
+        if propagated is None:
+            raise translate(error, name) from error
+        return propagated
 
-    def launch_one(arguments: Sequence[Any]) -> Sequence[Any]:
+    def launch(arguments: Sequence[Any]) -> Sequence[Any]:
         try:
-            return run(arguments).disassemble_into_single_device_arrays()[0]  # type: ignore[no-any-return]
+            return run(arguments).consume_with_handlers(handlers)  # type: ignore[no-any-return]
         except _ERRORS as error:
             return failed(error, arguments)
 
-    def launch_many(arguments: Sequence[Any]) -> Sequence[Any]:
-        try:
-            return [array for (array,) in run(arguments).disassemble_into_single_device_arrays()]
-        except _ERRORS as error:
-            return failed(error, arguments)
-
-    return launch_one if len(results) == 1 else launch_many
+    return launch
 
 
 class CpuExecutable:
@@ -85,7 +77,7 @@ class CpuExecutable:
         self.arguments = info.arguments
         self.results = info.results
         self.donated = info.donated
-        self.launch: Launch = _launcher(loaded, info)
+        self.launch: Launch = _launcher(loaded, info, client.sharding)
 
     def execute(self, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
         """Check every argument, then launch. Raises InvalidArgument or FailedPrecondition."""
@@ -137,7 +129,7 @@ class CpuClient:
             ) from error
         self.device = self.backend.local_devices()[0]
         self._devices = _jaxlib.device_list([self.device])
-        self._sharding = _jaxlib.single_device_sharding(self.device)
+        self.sharding = _jaxlib.single_device_sharding(self.device)
         self._process = os.getpid()
         self._closed = False
         self._avals: dict[tuple[tuple[int, ...], np.dtype[Any]], Any] = {}
@@ -180,12 +172,11 @@ class CpuClient:
 
     # ------------------------------------------------------------------------------------------ compilation
 
-    def _options(self, options: CompileOptions) -> Any:
+    def _options(self, options: CompileOptions, flags: XlaFlags = ()) -> Any:
         if options.device not in range(len(self.topology.devices)):
             raise InvalidArgument(f"{self.topology.name} has no device {options.device}")
         if options.replicas != 1:
             raise Unimplemented(f"a program of {options.replicas} replicas: this client runs one device")
-        flags = (*_jaxlib.known_flags(_FLAGS[options.effort]), *options.overrides)
         return _jaxlib.compile_options([self.device.id], flags)
 
     def compile(self, module: bytes, options: CompileOptions) -> CpuExecutable:
@@ -193,8 +184,9 @@ class CpuClient:
         self.check_open()
         parsed = parse(module)
         info = inspect(parsed)
+        flags = prepare(parsed, info, options)
         try:
-            loaded = _jaxlib.compile_module(self.backend, parsed, self._devices, self._options(options))
+            loaded = _jaxlib.compile_module(self.backend, parsed, self._devices, self._options(options, flags))
         except _ERRORS as error:
             raise translate(error, info.name) from error
         return self._executable(loaded, info)
@@ -227,9 +219,9 @@ class CpuClient:
             aval = self._avals.setdefault(key, _jaxlib.shaped(Aval(*key).shape, array.dtype))
         try:
             if array.dtype.itemsize < 8:
-                return _jaxlib.put(aval, self._sharding, [array], [self.device], True, False, semantics)
+                return _jaxlib.put(aval, self.sharding, [array], [self.device], True, False, semantics)
             with _jaxlib.wide_types():
-                return _jaxlib.put(aval, self._sharding, [array], [self.device], True, False, semantics)
+                return _jaxlib.put(aval, self.sharding, [array], [self.device], True, False, semantics)
         except _ERRORS as error:
             raise translate(error) from error
 
@@ -240,7 +232,7 @@ class CpuClient:
         if isinstance(buffer, ErrorBuffer):
             raise buffer.error
         try:
-            return np.asarray(buffer)
+            return _jaxlib.to_numpy(buffer)
         except _ERRORS as error:
             raise translate(error) from error
 

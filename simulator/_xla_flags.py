@@ -1,0 +1,96 @@
+"""Which XLA flags a module is compiled with on the CPU, and the legalisation that goes with them.
+
+Every figure is from a 2-core machine, jaxlib 0.10.2, in ms to compile / us to run.
+
+=================================  =============  ==============  ================  =================
+flags                              add f32[1M]    rsqrt f32[1M]   dot 32x256x256    2-layer train step
+=================================  =============  ==============  ================  =================
+none                               30 / 290       46 / 1560       57 / 66           1107 / 5810
+optimization level 1               29 / 320       36 / 1710       37 / 66           923 / 6020
+level 1, no fusion emitters        17 / 330       21 / 260        42 / 57           704 / 6170
+the same, library elementwise      7 / 350        (not safe)      8 / 52            (not safe)
+level 0                            22 / 530       28 / 2090       30 / 82           369 / 10970
+=================================  =============  ==============  ================  =================
+
+(the dot is the one-pass f32 dot of :mod:`simulator.legalize`; torch takes 46 us on one thread). So eager modules (O0,
+O1) drop the fusion emitters, fused ones (O2) keep them: on 1336 operations dropping them doubles the time to compile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from emutpu import _jaxlib
+from emutpu._jaxlib import ir
+from emutpu.backend.pjrt import CompileOptions, Effort, InvalidArgument
+
+from ._modules import ModuleInfo, walk
+from .legalize import Rounding, legalize_precision, plain_dot, passes, widen_bf16_dots
+
+__all__ = ["LITERAL_PASSES", "XlaFlags", "prepare"]
+
+XlaFlags = tuple[tuple[str, str], ...]
+
+LITERAL_PASSES = "emutpu_literal_passes"
+"""A compile option of this client: "true" spells out the six passes of HIGHEST."""
+
+_LEVEL_1 = ("xla_backend_optimization_level", "1")
+_NO_EMITTERS = ("xla_cpu_use_fusion_emitters", "false")
+_FLAGS: dict[Effort, XlaFlags] = {
+    Effort.O0: (_LEVEL_1, _NO_EMITTERS),
+    Effort.O1: (_LEVEL_1, _NO_EMITTERS),
+    Effort.O2: (_LEVEL_1,),
+    Effort.O3: (),
+}
+_LIBRARY: XlaFlags = (
+    (
+        "xla_cpu_experimental_ynn_fusion_type",
+        ",".join(f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION", "ELTWISE")),
+    ),
+)
+# The library's max drops NaN, its tanh and rsqrt are approximations, its conversion to u8 saturates otherwise, and it
+# elides rounding where a dot becomes multiplications: so it gets single operations that it computes bit for bit like
+# XLA's own code, and dots in its own layout.
+_LIBRARY_ARITHMETIC = frozenset(f"stablehlo.{op}" for op in ("add", "subtract", "multiply", "divide", "abs"))
+_DOT = "stablehlo.dot_general"
+_MOVES = frozenset(f"stablehlo.{op}" for op in ("broadcast_in_dim", "constant", "reshape", "transpose"))
+_LIBRARY_OPS = _LIBRARY_ARITHMETIC | _MOVES | {_DOT, "func.func", "func.return"}
+
+
+def prepare(module: Any, info: ModuleInfo, options: CompileOptions) -> XlaFlags:
+    """Legalise ``module`` in place and choose its flags.
+
+    Excess precision is forbidden unless ``options`` ask for it: XLA would elide roundings that a chip makes.
+    """
+    overrides = dict(options.overrides)
+    literal = _boolean(LITERAL_PASSES, overrides.pop(LITERAL_PASSES, "false"))
+    flags = _FLAGS[options.effort]
+    eager = options.effort in (Effort.O0, Effort.O1)
+    if eager and not (options.excess_precision or literal) and _library_safe(module, info):
+        legalize_precision(module, info, Rounding.CONVERT)
+        flags += _LIBRARY
+    else:
+        widen_bf16_dots(module, info)
+        legalize_precision(module, info, Rounding.REDUCE, literal=literal)
+    excess = ("xla_allow_excess_precision", str(options.excess_precision).lower())
+    return (*_jaxlib.known_flags((*flags, excess)), *overrides.items())
+
+
+def _library_safe(module: Any, info: ModuleInfo) -> bool:
+    """True for a module of one f32 arithmetic operation, or of one plain one-pass dot with f32 arithmetic around it."""
+    if not _jaxlib.matrix_library() or not info.ops <= _LIBRARY_OPS:
+        return False
+    operations = list(walk(module.operation))
+    arithmetic = [operation for operation in operations if operation.name in _LIBRARY_ARITHMETIC]
+    dots = [operation for operation in operations if operation.name == _DOT]
+    if any(not isinstance(operation.results[0].type.element_type, ir.F32Type) for operation in arithmetic):
+        return False
+    if dots:
+        return len(dots) == 1 and plain_dot(dots[0]) and passes(dots[0]) != 3
+    return len(arithmetic) == 1
+
+
+def _boolean(name: str, value: str) -> bool:
+    if value not in ("true", "false"):
+        raise InvalidArgument(f"{name} is 'true' or 'false', not {value!r}")
+    return value == "true"
