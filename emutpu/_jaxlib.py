@@ -33,6 +33,7 @@ __all__ = [
     "matrix_library",
     "put",
     "result_handler",
+    "run_passes",
     "serialize",
     "shaped",
     "single_device_sharding",
@@ -53,7 +54,7 @@ try:
     import jaxlib.version
     from jax.extend import backend as jax_backend
     from jaxlib import _jax, xla_client
-    from jaxlib.mlir import ir
+    from jaxlib.mlir import ir, passmanager
     from jaxlib.mlir.dialects import chlo, func, stablehlo
 except ImportError as error:
     raise JaxNotFound(
@@ -78,6 +79,18 @@ def context() -> Any:
     stablehlo.register_dialect(made)
     chlo.register_dialect(made)
     return made
+
+
+@functools.cache
+def _register_passes() -> None:
+    stablehlo.register_stablehlo_passes()
+
+
+def run_passes(module: Any, pipeline: str) -> None:
+    """Run a textual pass pipeline on an ``ir.Module`` in place. Raises MLIRError."""
+    _register_passes()
+    with context():
+        passmanager.PassManager.parse(pipeline).run(module.operation)
 
 
 # --------------------------------------------------------------------------------------------------- runtime

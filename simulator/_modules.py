@@ -12,7 +12,7 @@ import numpy as np
 from emutpu._jaxlib import context, ir
 from emutpu.backend.pjrt import Aval, InvalidArgument, Unimplemented
 
-__all__ = ["DTYPES", "ModuleInfo", "inspect", "parse", "walk"]
+__all__ = ["DTYPES", "ModuleInfo", "element_name", "inspect", "parse", "walk"]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "i1": np.dtype(np.bool_),
@@ -30,6 +30,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "complex<f32>": np.dtype(np.complex64),
     "complex<f64>": np.dtype(np.complex128),
 }
+_ELEMENTS = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_BYTES = 2**63 - 1
 _WIDEST = 16  # bytes of complex<f64>
 
@@ -43,6 +44,11 @@ class ModuleInfo:
     results: tuple[Aval, ...]
     donated: frozenset[int]
     ops: frozenset[str]
+
+
+def element_name(dtype: np.dtype[Any]) -> str:
+    """MLIR's spelling of a numpy dtype."""
+    return _ELEMENTS[dtype]
 
 
 def parse(module: bytes) -> Any:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from emutpu.backend.pjrt import Aval, Buffer, ErrorBuffer, FailedPrecondition, InvalidArgument
+from emutpu.backend.pjrt import (
+    Aval,
+    Buffer,
+    CompileOptions,
+    ErrorBuffer,
+    FailedPrecondition,
+    InvalidArgument,
+    Topology,
+    Unimplemented,
+)
 
-__all__ = ["check_arguments", "propagate"]
+__all__ = ["check_arguments", "check_options", "propagate"]
 
 
 def check_arguments(name: str, expected: tuple[Aval, ...], arguments: Sequence[Buffer]) -> None:
@@ -33,3 +42,11 @@ def propagate(
     for position in donated:
         arguments[position].delete()
     return [ErrorBuffer(aval, error) for aval in results]
+
+
+def check_options(topology: Topology, options: CompileOptions) -> None:
+    """Raise InvalidArgument for a device outside ``topology``, Unimplemented for more than one replica."""
+    if options.device not in range(len(topology.devices)):
+        raise InvalidArgument(f"{topology.name} has no device {options.device}, only {len(topology.devices)}")
+    if options.replicas != 1:
+        raise Unimplemented(f"a program of {options.replicas} replicas: this client runs one device")

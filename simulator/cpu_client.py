@@ -22,13 +22,12 @@ from emutpu.backend.pjrt import (
     MemoryStats,
     ModelledCost,
     Topology,
-    Unimplemented,
 )
 
 from . import _blob
 from ._modules import ModuleInfo, inspect, parse
-from ._xla_flags import XlaFlags, prepare
-from .checks import check_arguments, propagate
+from ._xla_flags import prepare
+from .checks import check_arguments, check_options, propagate
 from .errors import translate
 
 __all__ = ["CpuClient", "CpuExecutable"]
@@ -172,21 +171,15 @@ class CpuClient:
 
     # ------------------------------------------------------------------------------------------ compilation
 
-    def _options(self, options: CompileOptions, flags: XlaFlags = ()) -> Any:
-        if options.device not in range(len(self.topology.devices)):
-            raise InvalidArgument(f"{self.topology.name} has no device {options.device}")
-        if options.replicas != 1:
-            raise Unimplemented(f"a program of {options.replicas} replicas: this client runs one device")
-        return _jaxlib.compile_options([self.device.id], flags)
-
     def compile(self, module: bytes, options: CompileOptions) -> CpuExecutable:
         """Compile a canonical module. Raises InvalidArgument, Unimplemented, ResourceExhausted or InternalError."""
         self.check_open()
+        check_options(self.topology, options)
         parsed = parse(module)
         info = inspect(parsed)
-        flags = prepare(parsed, info, options)
+        settings = _jaxlib.compile_options([self.device.id], prepare(parsed, info, options))
         try:
-            loaded = _jaxlib.compile_module(self.backend, parsed, self._devices, self._options(options, flags))
+            loaded = _jaxlib.compile_module(self.backend, parsed, self._devices, settings)
         except _ERRORS as error:
             raise translate(error, info.name) from error
         return self._executable(loaded, info)
@@ -194,9 +187,11 @@ class CpuClient:
     def deserialize(self, blob: bytes, options: CompileOptions) -> CpuExecutable:
         """Load :meth:`CpuExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt or foreign one."""
         self.check_open()
+        check_options(self.topology, options)
         info, code = _blob.unpack(blob, self.fingerprint())
+        settings = _jaxlib.compile_options([self.device.id])
         try:
-            loaded = _jaxlib.deserialize(self.backend, code, self._devices, self._options(options))
+            loaded = _jaxlib.deserialize(self.backend, code, self._devices, settings)
         except _ERRORS as error:
             raise translate(error, info.name) from error
         return self._executable(loaded, info)
