@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from emutpu.backend.metadata import KERNELS
+from emutpu.backend.runtime import runtime
 
 __all__ = ["activate", "kernel", "load", "loaded", "registered"]
 
@@ -86,8 +87,11 @@ def load() -> None:
         from emutpu.backend.lowering import LOWERINGS
 
         assert _library is not None, "activate() first"
+        configuration = runtime().configuration
+        beyond = configuration is not None and configuration.beyond
         for row in LOWERINGS.values():
-            _register_row(row)
+            if beyond or not row.beyond:
+                _register_row(row)
         for name, function in direct.KERNELS.items():
             _register(name, function, function)
         _loaded = True
@@ -96,6 +100,8 @@ def load() -> None:
 def _register(name: str, function: Callable[..., Any], described: Any) -> None:
     if name in _registered:
         raise AssertionError(f"two kernels for aten::{name}")
+    if _is_composite(name):
+        raise AssertionError(f"aten::{name} decomposes: a kernel without an autograd formula would lose its gradients")
     assert _library is not None
     _library.impl(name, function, _KEY)
     _registered[name] = described
@@ -152,7 +158,12 @@ def _derived(op: torch._ops.OpOverload[..., Any]) -> list[torch._ops.OpOverload[
         if candidate is not op and any(a.is_out for a in candidate._schema.arguments):
             if _arguments(candidate) == wanted and len(candidate._schema.returns) == len(op._schema.returns):
                 found.append(candidate)
-    return [f for f in found if overload_name(f) not in _explicit()]
+    return [f for f in found if overload_name(f) not in _explicit() and not _is_composite(overload_name(f))]
+
+
+def _is_composite(name: str) -> bool:
+    """True for CompositeImplicitAutograd overloads: they decompose above autograd, into ops that have formulas."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CompositeImplicitAutograd"))
 
 
 def _explicit() -> frozenset[str]:

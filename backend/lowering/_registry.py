@@ -90,6 +90,7 @@ class Lowering:
     ``dots``    the op emits dots or convolutions, so the matmul precision is part of its key.
     ``reads``   False for in-place ops that overwrite their target without reading it.
     ``dispatched`` False for rows that only other kernels of ours call.
+    ``beyond``  the real device has no kernel for it: registered only with ``EMUTPU_BEYOND=1``.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Lowering:
     dots: bool = False
     reads: bool = True
     dispatched: bool = True
+    beyond: bool = False
 
 
 LOWERINGS: dict[str, Lowering] = {}
