@@ -1,6 +1,12 @@
 """ATen lowerings, a module per family. Importing this package fills the table."""
 
-from emutpu.backend.lowering import pointwise  # noqa: F401  # rows register themselves
+from emutpu.backend.lowering import (  # noqa: F401  # rows register themselves
+    losses,
+    normalization,
+    pointwise,
+    reductions,
+    softmax,
+)
 from emutpu.backend.lowering._registry import LOWERINGS
 
 __all__ = ["LOWERINGS"]
