@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from emutpu.backend import data_dependent
 from emutpu.backend.copies import copy_from, local_scalar
 
 __all__ = ["KERNELS"]
@@ -44,4 +45,5 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "_copy_from": copy_from,
     "_local_scalar_dense": local_scalar,
     "_to_copy": _to_copy,
+    **data_dependent.KERNELS,
 }

@@ -543,10 +543,15 @@ class Builder:
         slice_sizes: Sequence[int],
         shape: Sequence[int],
         sorted_indices: bool = False,
+        batching: Sequence[int] = (),
     ) -> Value:
-        """StableHLO gather; the index vector is the last dimension of ``indices``. Out-of-range starts are clamped."""
+        """StableHLO gather; the index vector is the last dimension of ``indices``. Out-of-range starts are clamped.
+
+        ``batching`` dimensions of the operand go together with the same ones of ``indices``.
+        """
         numbers = (
             f"#stablehlo.gather<offset_dims = {list(offset_dims)}, collapsed_slice_dims = {list(collapsed)}, "
+            f"operand_batching_dims = {list(batching)}, start_indices_batching_dims = {list(batching)}, "
             f"start_index_map = {list(start_index_map)}, index_vector_dim = {indices.ndim - 1}>"
         )
         return self.emit(
@@ -570,11 +575,13 @@ class Builder:
         scatter_dims: Sequence[int],
         combine: Body,
         unique: bool = False,
+        batching: Sequence[int] = (),
     ) -> Value:
         """StableHLO scatter; ``combine(old, new)`` joins scalars; out-of-range updates are dropped."""
         numbers = (
             f"#stablehlo.scatter<update_window_dims = {list(update_window_dims)}, "
-            f"inserted_window_dims = {list(inserted)}, scatter_dims_to_operand_dims = {list(scatter_dims)}, "
+            f"inserted_window_dims = {list(inserted)}, input_batching_dims = {list(batching)}, "
+            f"scatter_indices_batching_dims = {list(batching)}, scatter_dims_to_operand_dims = {list(scatter_dims)}, "
             f"index_vector_dim = {indices.ndim - 1}>"
         )
         scalar = ((), operand.dtype)

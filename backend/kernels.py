@@ -7,6 +7,7 @@ that happens only on a miss is in :mod:`emutpu.backend.strict`.
 
 from __future__ import annotations
 
+import keyword
 import math
 from collections.abc import Callable, Sequence
 from sys import _getframe, getrefcount
@@ -176,6 +177,13 @@ class Kernel:
         return function
 
 
+def _local_name(argument: Any) -> str:
+    """The parameter's name in the kernel: positional ones may be Python keywords or names of the kernel's own."""
+    name: str = argument.name
+    clashes = keyword.iskeyword(name) or (len(name) == 1 and not argument.kwarg_only)
+    return f"{name}_" if clashes else name
+
+
 class _Source:
     """Writes the text of one kernel. Keys are flat tuples, and nothing is called that can be written in line."""
 
@@ -200,7 +208,7 @@ class _Source:
             self._argument(argument, first=position == 0)
         if self.display:
             self._add(1, f"a = [{', '.join(self.values)}]")
-        names = "".join(f"{a.name}, " for a in signature.schema.arguments)
+        names = "".join(f"{_local_name(a)}, " for a in signature.schema.arguments)
         self._shared_values()
         self._add(1, f"k = (LOCAL.state.{'options' if signature.row.dots else 'plain'}, {''.join(k + ', ' for k in self.keys)})")
         self._add(1, "e = entries.get(k)")
@@ -236,7 +244,7 @@ class _Source:
             if argument.kwarg_only and not starred:
                 parts.append("*")
                 starred = True
-            parts.append(argument.name + (f"=default_{argument.name}" if argument.has_default_value() else ""))
+            parts.append(_local_name(argument) + (f"=default_{argument.name}" if argument.has_default_value() else ""))
         return ", ".join(parts)
 
     # Arguments -------------------------------------------------------------------------------------------
@@ -259,10 +267,11 @@ class _Source:
             self._add(1, f"for s in {name}: a.append(scalar(s))")
             self.keys.append(f"tuple([s.__class__ for s in {name}])")
         elif kind == "static":
+            local = _local_name(argument)
             if "List" in str(argument.type):
-                self.keys.append(f"(tuple({name}) if {name}.__class__ is list else {name})")
+                self.keys.append(f"(tuple({local}) if {local}.__class__ is list else {local})")
             else:
-                self.keys.append(name)
+                self.keys.append(local)
 
     def _null(self, x: str) -> str:
         return f"l_{x} = z_{x} = s_{x} = o_{x} = t_{x} = None"

@@ -25,6 +25,7 @@ _library: torch.library.Library | None = None
 _any: torch.library.Library | None = None
 _lock = threading.RLock()
 _registered: dict[str, Any] = {}
+_inner: dict[str, Any] = {}  # rows that the dispatcher does not see
 _loaded = False
 
 
@@ -74,7 +75,7 @@ def registered() -> dict[str, Any]:
 def kernel(name: str) -> Any:
     """The generated kernel of an overload, for other kernels to call without another dispatch."""
     load()
-    return _registered[name]
+    return _inner.get(name) or _registered[name]
 
 
 def load() -> None:
@@ -116,9 +117,10 @@ def _register_row(row: Any) -> None:
         raise AssertionError(f"the schema beside the lowering of {row.name} is not PyTorch's:\n  {row.schema}\n  {written}")
     made = Kernel(op, row)
     if not row.dispatched:
-        _registered[row.name] = made
+        _inner[row.name] = made
         return
-    _register(row.name, made.function, made)
+    wrapped = row.around or _plain
+    _register(row.name, wrapped(made), made)
     if made.signature.inplace:
         return
     for derived in _derived(op):
@@ -127,7 +129,12 @@ def _register_row(row: Any) -> None:
             _register(name, out_kernel(op, derived), derived)
         else:
             inplace = Kernel(derived, row)
-            _register(name, inplace.function, inplace)
+            _register(name, wrapped(inplace), inplace)
+
+
+def _plain(made: Any) -> Callable[..., Any]:
+    function: Callable[..., Any] = made.function
+    return function
 
 
 def overload(name: str) -> torch._ops.OpOverload[..., Any]:

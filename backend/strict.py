@@ -170,7 +170,7 @@ class _Module:
         self.meta = {name: _to_meta(value) for name, value in values.items()}
         self.outputs = self._output_specs()
         self._check_targets()
-        self.draws = signature.row.draws(self._draw_specs()) if signature.row.draws else 0
+        self.draws = signature.row.draws(self._draw_specs(), self.meta) if signature.row.draws else 0
         self.needs_base = not signature.row.reads and any(
             views.covering_layout(t.view, t.nbytes) is None for t in self._target_tensors()
         )

@@ -1,10 +1,14 @@
 """ATen lowerings, a module per family. Importing this package fills the table."""
 
 from emutpu.backend.lowering import (  # noqa: F401  # rows register themselves
+    indexing,
     losses,
+    movement,
     normalization,
     pointwise,
+    random,
     reductions,
+    selection,
     softmax,
 )
 from emutpu.backend.lowering._registry import LOWERINGS

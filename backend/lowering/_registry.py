@@ -85,12 +85,14 @@ class Lowering:
 
     ``static``  names of Scalar arguments whose value decides a shape (their value is part of the key).
     ``mutates`` arguments that the op writes although the schema does not say so (running statistics).
-    ``draws``   how many 32-bit random numbers a call takes, from the output specs; None for ops that draw none.
+    ``draws``   how many 32-bit random numbers a call takes, from the output specs (the written arguments' where nothing is
+                returned anew) and the arguments by name; None for ops that draw none.
     ``meta``    replaces PyTorch's meta kernel where that is missing or depends on the backend.
     ``dots``    the op emits dots or convolutions, so the matmul precision is part of its key.
     ``reads``   False for in-place ops that overwrite their target without reading it.
     ``dispatched`` False for rows that only other kernels of ours call.
     ``beyond``  the real device has no kernel for it: registered only with ``EMUTPU_BEYOND=1``.
+    ``around``  makes what the dispatcher calls from the generated kernel, for ops with something to do on the host first.
     """
 
     name: str
@@ -98,12 +100,13 @@ class Lowering:
     emit: Emit
     static: frozenset[str] = frozenset()
     mutates: tuple[str, ...] = ()
-    draws: Callable[[tuple[OutputSpec | None, ...]], int] | None = None
+    draws: Callable[[tuple[OutputSpec | None, ...], dict[str, Any]], int] | None = None
     meta: Callable[..., Any] | None = None
     dots: bool = False
     reads: bool = True
     dispatched: bool = True
     beyond: bool = False
+    around: Callable[[Any], Callable[..., Any]] | None = None
 
 
 LOWERINGS: dict[str, Lowering] = {}
