@@ -97,6 +97,15 @@ class Cell:
         self.layout = layout
         self.origin = origin
 
+    def resize(self, nbytes: int, value: Buffer | None, layout: Layout) -> None:
+        """Change the size of the memory itself, with the value it holds from then on (None: zeros)."""
+        live = MEMORY.live = MEMORY.live + nbytes - self.nbytes
+        if live > MEMORY.peak:
+            MEMORY.peak = live
+        self.nbytes = nbytes
+        self.value = value
+        self.layout = layout
+
     # Bound as defaults: module globals may already be gone when the last cells die at interpreter exit.
     def __del__(self, memory: _Memory = MEMORY, addresses: dict[int, ref[Cell]] = ADDRESSES) -> None:
         memory.buffers -= 1

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from emutpu.backend.errors import not_implemented
+from emutpu.backend.errors import not_implemented, op_label, user_line
 from emutpu.backend.runtime import runtime
 
-__all__ = ["fallback"]
+__all__ = ["fallback", "sparse_fallback"]
 
 
 def fallback(op: torch._ops.OpOverload[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -22,11 +22,21 @@ def fallback(op: torch._ops.OpOverload[..., Any], *args: Any, **kwargs: Any) -> 
         registration.load()
         return op(*args, **kwargs)
     name = op.name()
+    if "to_sparse" in name:
+        return sparse_fallback(op)
     if not runtime().allow_fallback:
         raise not_implemented(name)
     where = runtime().count_fallback(str(op))
     warnings.warn(f"operator '{name}' is not implemented for TPU. Falling back to CPU (at {where})", stacklevel=2)
     return _on_cpu(op, args, kwargs)
+
+
+def sparse_fallback(op: torch._ops.OpOverload[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Every op on a sparse layout: the device has none."""
+    raise NotImplementedError(
+        f"{op_label(str(op))}(): sparse operators are not supported on TPU yet\n  issued at {user_line()}\n"
+        "  keep the tensor dense, or on the CPU"
+    )
 
 
 def _on_cpu(op: torch._ops.OpOverload[..., Any], args: Any, kwargs: Any) -> Any:

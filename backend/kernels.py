@@ -62,6 +62,11 @@ class _Scalars:
     def clear(self) -> None:
         self._buffers.clear()
 
+    def take(self) -> dict[tuple[type, Any], Buffer]:
+        """Forget all, and give them."""
+        taken, self._buffers = self._buffers, {}
+        return taken
+
 
 _scalars = _Scalars()
 _kernels: dict[str, Kernel] = {}
@@ -78,6 +83,15 @@ def forget_entries() -> None:
     for kernel in _kernels.values():
         kernel.forget()
     _scalars.clear()
+
+
+def abandon_entries() -> object:
+    """Forget the executables and scalars of another process without freeing them: they are given to the caller to keep."""
+    kept: list[object] = [_scalars.take()]
+    for kernel in _kernels.values():
+        kept.append(dict(kernel.entries))
+        kernel.forget()
+    return kept
 
 
 def _fill(cell: Cell) -> Buffer:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from emutpu.backend.cell import layout_of
+from emutpu.backend.cell import Cell, layout_of
 from emutpu.backend.dtypes import check_supported
 from emutpu.backend.storage import (
     CPU_KEYS,
@@ -21,6 +21,8 @@ from emutpu.backend.storage import (
     new_storage,
     set_storage,
     span,
+    storage_cell,
+    storage_over,
     tensor_over,
 )
 
@@ -110,15 +112,18 @@ def _set_source_storage_offset(
             f"Attempted to set the storage of a tensor on device \"{self.device}\" to a storage on different device "
             f'"{source.device}".  This is no longer allowed; the devices must match.'
         )
+    cell = storage_cell(source)
     needed = (offset + span(size, strides)) * self.dtype.itemsize
-    if needed > _C.StorageBase.nbytes(source):
+    if needed > cell.nbytes:
         resize_storage(source, needed)
+    if needed > _C.StorageBase.nbytes(source):
+        source = storage_over(cell)  # C++ cannot resize the old one: both name the same memory
     set_storage(CPU_KEYS, self, source, offset, size, strides)
     return self
 
 
 def _set_source_storage(self: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
-    count = _C.StorageBase.nbytes(source) // self.dtype.itemsize
+    count = storage_cell(source).nbytes // self.dtype.itemsize
     return _set_source_storage_offset(self, source, 0, [count], [1])
 
 
@@ -145,36 +150,48 @@ def _resize_(
     strides = contiguous_strides(size)
     needed = (self.storage_offset() + span(size, strides)) * self.dtype.itemsize
     storage = self.untyped_storage()
+    cell = storage_cell(storage)
+    if needed > cell.nbytes:
+        resize_storage(storage, needed)
     if needed > _C.StorageBase.nbytes(storage):
-        storage = _grown(self, needed)
+        storage = storage_over(cell)  # C++ cannot resize the old one: both name the same memory
     set_storage(CPU_KEYS, self, storage, self.storage_offset(), size, strides)
     return self
 
 
-def _grown(tensor: torch.Tensor, nbytes: int) -> torch.UntypedStorage:
-    """A larger storage with the old content in front, zeros behind. Other aliases keep the old storage."""
-    old = cell_of(tensor)
-    grown = empty_tensor([nbytes // tensor.dtype.itemsize], None, tensor.dtype, "resize_")
-    if old is not None and old.value is not None and old.nbytes:
-        count = old.nbytes // tensor.dtype.itemsize
-        source = tensor_over(tensor.untyped_storage(), tensor.dtype, 0, [count], [1])
-        target = tensor_over(grown.untyped_storage(), tensor.dtype, 0, [count], [1])
-        target.copy_(source)
-    return grown.untyped_storage()
-
-
 def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
-    """``storage.resize_``: C++ cannot resize ours, so only shrinking to what is there is possible in place."""
-    if nbytes > _C.StorageBase.nbytes(storage):
-        raise RuntimeError(
-            f"setStorage: a storage of {_C.StorageBase.nbytes(storage)} bytes cannot grow to {nbytes} bytes on tpu; "
-            "resize the tensor (resize_) instead"
-        )
+    """``storage.resize_``: the memory itself changes size, for every alias; what is new holds zeros.
+
+    Raises RuntimeError for a negative size.
+    """
+    if nbytes < 0:
+        raise RuntimeError(f"resize_(): expected a size of at least 0 bytes, got {nbytes}")
+    cell = storage_cell(storage)
+    if nbytes == cell.nbytes:
+        return
+    old = cell.layout.dtype
+    dtype = old if nbytes % old.itemsize == 0 else torch.uint8
+    layout = layout_of((nbytes // dtype.itemsize,), dtype)
+    kept = min(nbytes, cell.nbytes) // dtype.itemsize
+    if cell.value is None or not kept:
+        cell.resize(nbytes, None, layout)
+        return
+    resized = empty_tensor(layout.dims, None, dtype, "resize_")
+    source = tensor_over(storage_over(cell), dtype, 0, [kept], [1])
+    resized.narrow(0, 0, kept).copy_(source)
+    made = cell_of(resized)
+    assert made is not None
+    cell.resize(nbytes, made.value, made.layout)
 
 
 def _copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
     dst.resize_(self.shape)
     return torch.ops.aten._copy_from(self, dst)
+
+
+def _has_compatible_shallow_copy_type(self: torch.Tensor, from_: torch.Tensor) -> bool:
+    """``Module.to`` asks whether ``param.data = moved`` may be used. It may: else it makes new Parameters and unties tied weights."""
+    return self.layout == from_.layout
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
@@ -193,4 +210,5 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "set_": _set_empty,
     "resize_": _resize_,
     "_copy_from_and_resize": _copy_from_and_resize,
+    "_has_compatible_shallow_copy_type": _has_compatible_shallow_copy_type,
 }

@@ -11,7 +11,17 @@ from contextlib import contextmanager
 
 from emutpu.backend.pjrt import CompileOptions, Effort
 
-__all__ = ["LOCAL", "EagerMode", "Options", "Precision", "ThreadOptions", "override", "process_options", "set_process"]
+__all__ = [
+    "LOCAL",
+    "EagerMode",
+    "Options",
+    "Precision",
+    "ThreadOptions",
+    "carried_to_engine_threads",
+    "override",
+    "process_options",
+    "set_process",
+]
 
 
 class EagerMode(enum.IntEnum):
@@ -20,6 +30,7 @@ class EagerMode(enum.IntEnum):
     DEFER_AND_FUSE = 0
     DEFER_NEVER = 1
     DEFER_NEVER_AND_LAUNCH_BLOCKING = 2
+    _INTERNAL_COMPILE_FX_GRAPH = 4
 
 
 class Precision(enum.IntEnum):
@@ -86,10 +97,16 @@ class _Process:
 class _Local(threading.local):
     def __init__(self) -> None:
         self.state = ThreadOptions()
+        if isinstance(threading.current_thread(), threading._DummyThread):  # started by C++, not by the program
+            _engine_threads.add(self.state)
+            if _callers:
+                _take_over(self.state, _callers[-1])
 
 
 _process = _Process()
 _threads: weakref.WeakSet[ThreadOptions] = weakref.WeakSet()
+_engine_threads: weakref.WeakSet[ThreadOptions] = weakref.WeakSet()
+_callers: list[ThreadOptions] = []  # threads inside a backward pass, innermost last
 LOCAL = _Local()
 
 
@@ -118,9 +135,20 @@ def override(**changes: object) -> Iterator[None]:
         state.refresh()
 
 
-def adopt(parent: ThreadOptions) -> None:
-    """Take over another thread's overrides (autograd may run backward on a thread of its own)."""
-    state = LOCAL.state
+def _take_over(state: ThreadOptions, parent: ThreadOptions) -> None:
     if state is not parent:
         state.stack = list(parent.stack)
         state.refresh()
+
+
+@contextmanager
+def carried_to_engine_threads() -> Iterator[None]:
+    """While the calling thread runs backward, threads that PyTorch's engine starts for it have its options."""
+    caller = LOCAL.state
+    _callers.append(caller)
+    for state in list(_engine_threads):
+        _take_over(state, caller)
+    try:
+        yield
+    finally:
+        _callers.remove(caller)

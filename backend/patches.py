@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from emutpu.backend.cell import layout_of
-from emutpu.backend.options import LOCAL, adopt
+from emutpu.backend.memory import ACCELERATOR, check_index
+from emutpu.backend.metadata import resize_storage
+from emutpu.backend.options import Precision, carried_to_engine_threads, process_options, set_process
 from emutpu.backend.rng import TpuGenerator
 from emutpu.backend.storage import DEVICE, new_storage
+from emutpu.backend.streams import current_stream, set_stream
 
 __all__ = ["PATCHES", "apply"]
 
@@ -25,6 +28,7 @@ def _untyped_storage_new() -> None:
         device = kwargs.get("device")
         if device is None or torch.device(device).type != "tpu":
             return original(cls, *args, **kwargs)
+        check_index(torch.device(device).index or 0)
         size = args[0] if args else kwargs.get("size", 0)
         if not isinstance(size, int):
             data = torch.tensor(list(size), dtype=torch.uint8)
@@ -43,10 +47,109 @@ def _generator() -> None:
         if cls is torch.Generator:
             device = kwargs.get("device", args[0] if args else None)
             if device is not None and torch.device(device).type == DEVICE.type:
+                check_index(torch.device(device).index or 0)
                 return original(TpuGenerator, device)
         return original(cls, *args, **kwargs)
 
     metaclass.__call__ = call  # type: ignore[method-assign]
+
+
+def _storage_sizes() -> None:
+    """C++ cannot resize our storages: their size is the cell's. FSDP frees with ``resize_(0)`` and grows again."""
+    storage_type: Any = torch.UntypedStorage
+    base = torch._C.StorageBase
+    nbytes, resize = base.nbytes, base.resize_
+
+    def sized(self: torch.UntypedStorage) -> int:
+        cell = getattr(self, "cell", None)
+        return nbytes(self) if cell is None else cell.nbytes  # type: ignore[no-any-return]  # a Cell's int
+
+    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        if self.device.type != DEVICE.type:
+            return resize(self, size)  # type: ignore[return-value]  # the stub's base class
+        resize_storage(self, size)
+        return self
+
+    storage_type.nbytes = storage_type.size = storage_type.__len__ = sized
+    storage_type.resize_ = resize_
+
+
+def _no_sharing_between_processes() -> None:
+    """A tensor in a ``multiprocessing`` queue: the sender's device memory does not exist in the receiver."""
+    storage_type: Any = torch.UntypedStorage
+
+    def guarded(name: str) -> None:
+        original = getattr(storage_type, name)
+
+        @functools.wraps(original)
+        def share(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+            if self.device.type == DEVICE.type:
+                raise RuntimeError(
+                    "a tpu tensor cannot be sent to another process: device memory belongs to the process that owns the "
+                    "device. Send tensor.cpu(), and move it to the device in the receiver"
+                )
+            return original(self, *args, **kwargs)
+
+        setattr(storage_type, name, share)
+
+    guarded("_share_fd_cpu_")
+    guarded("_share_filename_cpu_")
+
+
+def _no_dlpack() -> None:
+    """DLPack would hand out the address of memory that does not exist."""
+
+    def refuse(tensor: torch.Tensor) -> None:
+        if isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE.type:
+            raise BufferError("tpu tensors cannot be exported through DLPack: export tensor.cpu() instead")
+
+    original = torch.Tensor.__dlpack__
+
+    @functools.wraps(original)
+    def dlpack(self: torch.Tensor, **kwargs: Any) -> Any:
+        refuse(self)
+        return original(self, **kwargs)
+
+    to_dlpack = torch._C._to_dlpack
+
+    @functools.wraps(to_dlpack)
+    def to_capsule(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        refuse(tensor)
+        return to_dlpack(tensor, *args, **kwargs)
+
+    torch.Tensor.__dlpack__ = dlpack  # type: ignore[method-assign]
+    for holder in (torch._C, torch.utils.dlpack):
+        for name in ("_to_dlpack", "to_dlpack"):
+            if hasattr(holder, name):
+                setattr(holder, name, to_capsule)
+
+
+def _accelerator() -> None:
+    """``torch.accelerator`` asks C++ for allocator, guard and hooks that a Python backend cannot give."""
+    for name, function in ACCELERATOR.items():
+        setattr(torch._C, name, function)
+    torch._C._accelerator_getStream = current_stream
+    torch._C._accelerator_setStream = set_stream
+
+
+_BY_WORD = {"medium": Precision.DEFAULT, "high": Precision.HIGH, "highest": Precision.HIGHEST}
+
+
+def _float32_matmul_precision() -> None:
+    """The setters speak of the device's passes, and "medium" is the default, as TorchTPU has it; CPU numerics stay as they are."""
+    words = {precision: word for word, precision in _BY_WORD.items()}
+
+    def get_float32_matmul_precision() -> str:
+        return words[process_options().precision]
+
+    def set_float32_matmul_precision(precision: str) -> None:
+        if precision not in _BY_WORD:
+            raise ValueError(f"expected to be one of 'highest', 'high', or 'medium', got '{precision}'")
+        set_process(precision=_BY_WORD[precision])
+
+    for replacement in (get_float32_matmul_precision, set_float32_matmul_precision):
+        functools.update_wrapper(replacement, getattr(torch, replacement.__name__))
+        setattr(torch, replacement.__name__, replacement)
 
 
 def _backward_on_this_thread() -> None:
@@ -60,29 +163,28 @@ def _backward_on_this_thread() -> None:
 
     @functools.wraps(original)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        caller = LOCAL.state
-        if threading.current_thread() is not threading.main_thread() and not caller.stack and _Callers.stack:
-            adopt(_Callers.stack[-1])
         multithreaded = torch._C._is_multithreading_enabled()
         torch._C._set_multithreading_enabled(False)
-        _Callers.stack.append(caller)
         try:
-            return original(*args, **kwargs)
+            with carried_to_engine_threads():
+                return original(*args, **kwargs)
         finally:
-            _Callers.stack.pop()
             torch._C._set_multithreading_enabled(multithreaded)
 
     torch.autograd.graph._engine_run_backward = run_backward
     torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]  # bound by import
 
 
-class _Callers:
-    """Options of the threads that are inside a backward pass, innermost last."""
-
-    stack: list[Any] = []
-
-
-PATCHES = (_untyped_storage_new, _generator, _backward_on_this_thread)
+PATCHES = (
+    _untyped_storage_new,
+    _storage_sizes,
+    _generator,
+    _no_sharing_between_processes,
+    _no_dlpack,
+    _accelerator,
+    _float32_matmul_precision,
+    _backward_on_this_thread,
+)
 
 
 def apply() -> None:

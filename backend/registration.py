@@ -34,20 +34,27 @@ def activate(module: types.ModuleType) -> None:
     global _library, _any
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from emutpu.backend import patches
-    from emutpu.backend.fallback import fallback
+    from emutpu.backend import lazy_bits, patches
+    from emutpu.backend.fallback import fallback, sparse_fallback
+    from emutpu.backend.pinned import KERNELS as PINNED
 
     _setup_privateuseone_for_python_backend(DEVICE_NAME, backend_module=module, hook=_Hooks())
     _library = torch.library.Library("aten", "IMPL")
     _any = torch.library.Library("_", "IMPL")
     for name, function in KERNELS.items():
         _library.impl(name, function, _KEY)
+    for name, function in PINNED.items():
+        _library.impl(name, function, "CPU")
     _any.fallback(fallback, _KEY)
-    # Without these every op fails under autocast, and copies of conjugate or negative views recurse until the stack ends.
+    for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
+        _any.fallback(sparse_fallback, key)
+    # Without it every op fails under autocast.
     _any.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for key in ("Conjugate", "Negative"):
-        for name in ("_copy_from", "_copy_from_and_resize"):
+        for name in lazy_bits.COPIES:
             _library.impl(name, torch.library.fallthrough_kernel, key)
+        for name, function in lazy_bits.kernels(key).items():
+            _library.impl(name, function, key, with_keyset=True)
     patches.apply()
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
 
 from emutpu.backend.cache import CompileCache
 from emutpu.backend.cell import MEMORY
+from emutpu.backend.errors import read_failure
 from emutpu.backend.location import capture, locate
 from emutpu.backend.options import LOCAL, EagerMode
-from emutpu.backend.pjrt import Client
+from emutpu.backend.pjrt import Client, PjrtError
 from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
 
 __all__ = ["Configuration", "Runtime", "runtime"]
@@ -48,6 +50,7 @@ class Runtime:
         self._client: Client | None = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
+        self._inherited: list[object] = []
 
     @property
     def initialized(self) -> bool:
@@ -82,7 +85,21 @@ class Runtime:
                 self.configuration.banner()
                 self._pid = os.getpid()
                 self._client = self.configuration.make_client()
+                os.register_at_fork(after_in_child=self._after_fork)
             return self._client
+
+    def _after_fork(self) -> None:
+        """In a forked child: no launch may happen (XLA's threads are gone, it would hang), so every op must miss and be told.
+
+        What the client owns is kept, never freed: freeing waits for the same threads.
+        """
+        if self._client is None:
+            return
+        self._inherited.append(self.cache)
+        self.cache = CompileCache()
+        kernels = sys.modules.get("emutpu.backend.kernels")
+        if kernels is not None:
+            self._inherited.append(kernels.abandon_entries())
 
     def configure(self, configuration: Configuration) -> None:
         """Called once by the face, before any tensor is made."""
@@ -109,7 +126,15 @@ class Runtime:
     def synchronize(self) -> None:
         """Wait for everything enqueued."""
         if self._client is not None:
-            self._client.synchronize()
+            try:
+                self.client.synchronize()
+            except PjrtError as error:
+                raise read_failure(error, "synchronize", None) from error
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Memory of the emulated device in bytes."""
+        return int(self.client.topology.attributes["hbm_bytes_per_device"])  # type: ignore[call-overload]  # an int
 
     def count_fallback(self, op: str) -> str:
         """Count an op that runs on the CPU, with the user's line, which is returned."""

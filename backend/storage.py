@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
+from weakref import ref
 
 import torch
 
@@ -18,7 +19,7 @@ from emutpu.backend.dtypes import check_supported
 from emutpu.backend.location import Origin
 from emutpu.backend.pjrt import Buffer
 
-__all__ = ["DEVICE", "cell_of", "contiguous_strides", "empty_tensor", "new_storage", "span", "tensor_over", "wrap"]
+__all__ = ["DEVICE", "cell_of", "contiguous_strides", "empty_tensor", "new_storage", "span", "storage_cell", "storage_over", "tensor_over", "wrap"]
 
 _C = torch._C
 _construct_storage = _C._construct_storage_from_data_pointer
@@ -177,6 +178,21 @@ def cell_of(tensor: torch.Tensor) -> Cell | None:
     if cell is None and storage.device.type == DEVICE.type:
         cell = _adopt(storage, tensor.dtype)
     return cell
+
+
+def storage_cell(storage: torch.UntypedStorage) -> Cell:
+    """The cell of a storage on our device."""
+    cell: Cell | None = getattr(storage, "cell", None)
+    return cell if cell is not None else _adopt(storage, torch.uint8)
+
+
+def storage_over(cell: Cell) -> torch.UntypedStorage:
+    """A further C++ storage on the memory of ``cell``, with the size that the cell has now."""
+    address = _take(cell.nbytes)
+    storage: torch.UntypedStorage = _construct_storage(address, DEVICE, cell.nbytes)
+    storage.cell = cell  # type: ignore[attr-defined]  # our attribute
+    ADDRESSES[address] = ref(cell)
+    return storage
 
 
 def _adopt(storage: torch.UntypedStorage, dtype: torch.dtype) -> Cell:

@@ -353,6 +353,12 @@ def _describe(op: str, value: Any) -> Any:
     cell = cell_of(value)
     assert cell is not None
     view = View(tuple(value.shape), value.stride(), value.storage_offset(), value.dtype)
+    if view.numel and (view.offset + span(view.size, view.stride)) * view.dtype.itemsize > cell.nbytes:
+        raise IndexError(
+            f"{op_label(op)}(): expected a tensor within its storage of {cell.nbytes} bytes, got {view.numel} elements of "
+            f"{dtype_name(view.dtype)} at offset {view.offset}\n  issued at {describe(*capture())}\n"
+            "  the storage was resized (untyped_storage().resize_): grow it before the tensor is used"
+        )
     return _Tensor(view, cell.layout, cell.nbytes)
 
 
