@@ -265,7 +265,7 @@ class _Source:
 
     def _argument(self, argument: Any, *, first: bool) -> None:
         name = argument.name
-        kind = argument_kind(argument, self.signature.row.static)
+        kind = argument_kind(argument, self.signature.row)
         written = name in self.signature.targets
         if kind == "tensor":
             self._written(1, name) if written else self._tensor(1, name, first=first)

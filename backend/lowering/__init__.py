@@ -1,6 +1,8 @@
 """ATen lowerings, a module per family. Importing this package fills the table."""
 
 from emutpu.backend.lowering import (  # noqa: F401  # rows register themselves
+    activations,
+    factories,
     indexing,
     losses,
     movement,
