@@ -193,4 +193,5 @@ def _arguments(op: torch._ops.OpOverload[..., Any]) -> list[tuple[str, str]]:
 
 
 def _factory(argument: Any) -> bool:
-    return argument.name in ("dtype", "layout", "device", "pin_memory", "memory_format") and argument.kwarg_only
+    named = argument.name in ("dtype", "layout", "device", "pin_memory", "memory_format")
+    return named and argument.kwarg_only and argument.has_default_value()

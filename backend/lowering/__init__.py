@@ -12,6 +12,8 @@ from emutpu.backend.lowering import (  # noqa: F401  # rows register themselves
     reductions,
     selection,
     softmax,
+    sorting,
+    statistics,
 )
 from emutpu.backend.lowering._registry import LOWERINGS
 
