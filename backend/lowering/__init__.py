@@ -1,11 +1,14 @@
 """ATen lowerings, a module per family. Importing this package fills the table."""
 
 from emutpu.backend.lowering import (  # noqa: F401  # rows register themselves
+    convolution,
     indexing,
     losses,
+    matmul,
     movement,
     normalization,
     pointwise,
+    pooling,
     random,
     reductions,
     selection,
