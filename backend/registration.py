@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -53,8 +54,11 @@ def activate(module: types.ModuleType) -> None:
     for key in ("Conjugate", "Negative"):
         for name in lazy_bits.COPIES:
             _library.impl(name, torch.library.fallthrough_kernel, key)
-        for name, function in lazy_bits.kernels(key).items():
-            _library.impl(name, function, key, with_keyset=True)
+        with warnings.catch_warnings():
+            # PyTorch's own registration, "leave the bit to the backend", is replaced on purpose.
+            warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+            for name, function in lazy_bits.kernels(key).items():
+                _library.impl(name, function, key, with_keyset=True)
     patches.apply()
 
 
