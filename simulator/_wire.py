@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from emutpu.backend.pjrt import Aval, InternalError
 
 from emutpu import _jaxlib
 from emutpu._jaxlib import context, ir, stablehlo
+from emutpu.backend.pjrt import Aval, InternalError
 
 from ._modules import ModuleInfo, element_name
 
