@@ -57,10 +57,12 @@ def test_views_outlive_donation(computing: Client) -> None:
 def test_64_bits_are_real(computing: Client, value: int) -> None:
     """64-bit integers and doubles keep every bit although the user's x64 setting is off."""
     (total,) = run(computing, modules.binary("subtract", (), "i64"), np.array(value), np.array(1))
-    assert total.dtype == np.int64 and int(total) == (value - 1 if value > -(2**63) else 2**63 - 1)
+    assert total.dtype == np.int64
+    assert int(total) == (value - 1 if value > -(2**63) else 2**63 - 1)
     tiny = np.array(1 + 2.0**-50)
     (same,) = run(computing, modules.binary("multiply", (), "f64"), tiny, np.array(1.0))
-    assert same.dtype == np.float64 and same == tiny
+    assert same.dtype == np.float64
+    assert same == tiny
 
 
 def test_execution_does_not_wait() -> None:
@@ -255,7 +257,9 @@ def test_arithmetic_is_exact(computing: Client, op: str) -> None:
         module = modules.binary(op, left.shape)
         (result,) = run(computing, module, left, right, options=CompileOptions(effort=effort))
         np.testing.assert_array_equal(flushed(result), expected)
-        np.testing.assert_array_equal(np.signbit(result[result == 0]), np.signbit(expected[expected == 0]))
+        if op not in {"maximum", "minimum"}:  # which zero is larger is nobody's promise
+            zero = expected == 0
+            np.testing.assert_array_equal(np.signbit(result[zero]), np.signbit(expected[zero]))
 
 
 def test_bf16_rounds_between_operations(computing: Client) -> None:
@@ -329,7 +333,8 @@ def test_compile_releases_the_gil() -> None:
         pending.add_done_callback(lambda _: done.set())
         while not done.wait(0.001):
             ticks += 1
-    assert pending.result().name == "test.op" and ticks > 5
+    assert pending.result().name == "test.op"
+    assert ticks > 5
 
 
 @pytest.mark.parametrize("element", ["f32", "bf16", "i32", "ui8", "complex<f32>"])
