@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Bounded", "Case", "Measurement", "Plan", "alternate", "seconds_of", "steady"]
+__all__ = ["Bounded", "Case", "Measurement", "Plan", "alternate", "repeated_add", "seconds_of", "steady"]
 
 
 class Bounded(enum.Enum):
@@ -114,6 +114,15 @@ def seconds_of(function: Callable[[], Any], calls: int) -> float:
     started = time.perf_counter()
     for _ in turns:
         function()
+    return (time.perf_counter() - started) / calls
+
+
+def repeated_add(operand: Any, calls: int) -> float:
+    """Seconds per add. The loop is written out, so that nothing but the add is in it."""
+    turns = range(calls)
+    started = time.perf_counter()
+    for _ in turns:
+        operand + operand  # the launch is what is measured
     return (time.perf_counter() - started) / calls
 
 

@@ -83,7 +83,7 @@ def _measure(case: Case, *, quick: bool) -> Outcome:
         path = Path(folder) / "measurement.json"
         more = ("--quick",) if quick else ()
         command, environment = _command(case, "--child", case.name, "--json", str(path), *more)
-        environment.setdefault("EMUTPU_CACHE_DIR", str(Path(folder) / "cache"))
+        environment["EMUTPU_CACHE_DIR"] = str(Path(folder) / "cache")
         try:
             done = subprocess.run(
                 command,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tools.bench.case import Case, Measurement, Plan, alternate, seconds_of
+from tools.bench.case import Case, Measurement, Plan, alternate, repeated_add, seconds_of
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "wait"]
 
 # Rounds are shorter than a scheduler's time slice: on a busy machine most of them then run undisturbed.
 _CALLS = 25
@@ -28,25 +27,16 @@ def wait(tensor: torch.Tensor) -> None:
     cell.value.block_until_ready()
 
 
-def _repeated_add(tensor: torch.Tensor, calls: int) -> float:
-    """Seconds per add. The loop is written out, so that nothing but the add is in it."""
-    turns = range(calls)
-    started = time.perf_counter()
-    for _ in turns:
-        tensor + tensor  # the launch is what is measured
-    return (time.perf_counter() - started) / calls
-
-
 def _add_1(plan: Plan) -> Measurement:
     host = torch.ones(1)
     device = host.to("tpu")
 
     def subject() -> float:
-        elapsed = _repeated_add(device, _CALLS)
+        elapsed = repeated_add(device, _CALLS)
         wait(device + device)
         return elapsed
 
-    return Measurement(alternate(subject, lambda: _repeated_add(host, _HOST_CALLS), plan.rounds(400), 1e6))
+    return Measurement(alternate(subject, lambda: repeated_add(host, _HOST_CALLS), plan.rounds(400), 1e6))
 
 
 def _add_1_subject() -> Callable[[], Any]:
