@@ -205,7 +205,7 @@ class _Source:
         self.signature = signature
         self.lines: list[str] = []
         self.keys: list[str] = []
-        kinds = [argument_kind(a, signature.row.static) for a in signature.schema.arguments]
+        kinds = [argument_kind(a, signature.row) for a in signature.schema.arguments]
         # With nothing but required tensors the list of values is a display, not a series of appends.
         self.display = all(k in ("tensor", "static") for k in kinds) and not signature.targets
         self.values: list[str] = []

@@ -180,8 +180,9 @@ def _derived(op: torch._ops.OpOverload[..., Any]) -> list[torch._ops.OpOverload[
 
 
 def _is_composite(name: str) -> bool:
-    """True for CompositeImplicitAutograd overloads: they decompose above autograd, into ops that have formulas."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CompositeImplicitAutograd"))
+    """True for overloads that only decompose, above autograd, into ops that have gradient formulas of their own."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(f"aten::{name}", "CompositeImplicitAutograd") and not has_kernel(f"aten::{name}", "Autograd")
 
 
 def _explicit() -> frozenset[str]:

@@ -162,7 +162,6 @@ lowerings(
         "round": _rounded(_named("stablehlo.round_nearest_even")),
         "trunc": _rounded(trunc),
         "frac": _rounded(lambda x: x - trunc(x)),
-        "conj_physical": _unary(SAME, _conj),
         "_conj_physical": _unary(SAME, _conj),
         "logical_not": _unary(BOOL, lambda x: ~x.convert(torch.bool)),
         "bitwise_not": _unary(SAME, Value.__invert__),
