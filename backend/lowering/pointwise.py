@@ -202,6 +202,9 @@ def _nan_to_num(cx: Context, x: Value, nan: float | None, posinf: float | None, 
 # ------------------------------------------------------------------------------------------- two operands
 
 
+lowering("conj_physical_(Tensor(a!) self) -> Tensor(a!)")(_unary(SAME, _conj))
+
+
 def _scaled(body: Body) -> Body:
     """``add`` and ``sub``: the second operand times alpha."""
     return lambda x, y, alpha=1: body(x, y * alpha if isinstance(alpha, Value) else y)
