@@ -26,7 +26,6 @@ REDUCTIONS = [
 INDICES = ["argmax", "argmin"]
 FLOATS = [
     "mean",
-    "nanmean",
     "var",
     "var.unbiased",
     "std",
@@ -108,7 +107,7 @@ def test_empty_and_scalar_inputs() -> None:
     assert_same(scalar.to("tpu").max(0), scalar.max(0), what="max of a scalar")
     assert_same(scalar.to("tpu").argmax(), scalar.argmax(), what="argmax of a scalar")
     assert_same(empty.to("tpu").sum(1), empty.sum(1), what="sum of no rows")
-    with pytest.raises((RuntimeError, IndexError), match="numel\\(\\) == 0|non-zero size"):
+    with pytest.raises((RuntimeError, IndexError), match="zero-size dimension"):
         empty.to("tpu").amax(0)
     with pytest.raises(RuntimeError):
         empty.to("tpu").max()
