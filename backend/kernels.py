@@ -198,6 +198,11 @@ def _local_name(argument: Any) -> str:
     return f"{name}_" if clashes else name
 
 
+def _label(local: str) -> str:
+    """The argument's own name, quoted, for messages."""
+    return repr(local.removesuffix("_"))
+
+
 class _Source:
     """Writes the text of one kernel. Keys are flat tuples, and nothing is called that can be written in line."""
 
@@ -264,9 +269,9 @@ class _Source:
     # Arguments -------------------------------------------------------------------------------------------
 
     def _argument(self, argument: Any, *, first: bool) -> None:
-        name = argument.name
+        name = _local_name(argument)
         kind = argument_kind(argument, self.signature.row)
-        written = name in self.signature.targets
+        written = argument.name in self.signature.targets
         if kind == "tensor":
             self._written(1, name) if written else self._tensor(1, name, first=first)
         elif kind == "tensor?":
@@ -281,11 +286,10 @@ class _Source:
             self._add(1, f"for s in {name}: a.append(scalar(s))")
             self.keys.append(f"tuple([s.__class__ for s in {name}])")
         elif kind == "static":
-            local = _local_name(argument)
             if "List" in str(argument.type):
-                self.keys.append(f"(tuple({local}) if {local}.__class__ is list else {local})")
+                self.keys.append(f"(tuple({name}) if {name}.__class__ is list else {name})")
             else:
-                self.keys.append(local)
+                self.keys.append(name)
 
     def _null(self, x: str) -> str:
         return f"l_{x} = z_{x} = s_{x} = o_{x} = t_{x} = None"
@@ -296,7 +300,7 @@ class _Source:
         number = "" if first else f"None if {x}.__class__ in numbers else "
         self._add(depth, f"c_{x} = {number}getattr(storage({x}), 'cell', None)")
         self._add(depth, f"if c_{x} is None:")
-        self._add(depth + 1, f"v_{x}, (l_{x}, z_{x}, s_{x}, o_{x}, t_{x}) = foreign(name, {x!r}, {x})")
+        self._add(depth + 1, f"v_{x}, (l_{x}, z_{x}, s_{x}, o_{x}, t_{x}) = foreign(name, {_label(x)}, {x})")
         self._add(depth, "else:")
         self._add(depth + 1, f"v_{x} = c_{x}.value")
         self._add(depth + 1, f"if v_{x} is None: v_{x} = fill(c_{x})")
@@ -320,7 +324,7 @@ class _Source:
     def _written(self, depth: int, x: str) -> None:
         """Read and written (or only written): donate the value when the cell is its only holder."""
         self._add(depth, f"c_{x} = getattr(storage({x}), 'cell', None)")
-        self._add(depth, f"if c_{x} is None: c_{x} = target(name, {x!r}, {x})")
+        self._add(depth, f"if c_{x} is None: c_{x} = target(name, {_label(x)}, {x})")
         self._add(depth, f"v_{x} = c_{x}.value")
         if self.signature.row.reads:
             self._add(depth, f"if v_{x} is None: v_{x} = fill(c_{x})")
@@ -340,9 +344,9 @@ class _Source:
         self._add(2, f"c = {number}getattr(storage(t), 'cell', None)")
         self._add(2, "if c is None:")
         if written:
-            self._add(3, f"c = target(name, {x!r}, t)")
+            self._add(3, f"c = target(name, {_label(x)}, t)")
         else:
-            self._add(3, f"v, k = foreign(name, {x!r}, t)")
+            self._add(3, f"v, k = foreign(name, {_label(x)}, t)")
             self._add(3, f"a.append(v); k_{x}.append(k); continue")
         self._add(2, "v = c.value")
         self._add(2, "if v is None: v = fill(c)")
@@ -356,9 +360,9 @@ class _Source:
 
     def _scalar(self, argument: Any) -> None:
         """A Scalar: its type is keyed, its value is a device input, unless it is the schema's default."""
-        x = argument.name
+        x = _local_name(argument)
         default = argument.default_value if argument.has_default_value() else None
-        absent = f"{x} is None" if default is None else f"{x} == default_{x}"
+        absent = f"{x} is None" if default is None else f"{x} == default_{argument.name}"
         self._add(1, f"if {absent}: k_{x} = None")
         self._add(1, "else:")
         self._add(2, f"k_{x} = {x}.__class__")

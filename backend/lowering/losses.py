@@ -1,14 +1,16 @@
-"""Losses that pick by class index: negative log-likelihood, over vectors and images."""
+"""Losses: negative log-likelihood over vectors and images, binary cross-entropy, huber."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from emutpu.backend import bounds
 from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Value
-from emutpu.backend.lowering._registry import Context, lowering, lowerings
+from emutpu.backend.lowering._registry import Context, Emit, lowering, lowerings
 
 __all__: list[str] = []
 
@@ -23,38 +25,36 @@ def _class_dim(x: Value) -> int:
 def _picked(x: Value, target: Value) -> Value:
     """``x`` at each target's class, as one gather of scalars; NaN where there is no such class.
 
-    On a chip an out-of-range class reads garbage; here it shows.
+    A chip reads garbage for a class that does not exist; here it shows.
     """
     builder = x.builder
     dim = _class_dim(x)
-    target = target.convert(torch.int32)
-    indices = [
-        target if d == dim else builder.iota(target.shape, d if d < dim else d - 1, torch.int32) for d in range(x.ndim)
-    ]
-    starts = builder.concatenate([i.reshape((*i.shape, 1)) for i in indices], target.ndim)
+    if x.numel == 0:
+        return builder.full(float("nan"), target.shape, x.dtype)
+    kept = tuple(1 if d == dim else n for d, n in enumerate(x.shape))
+    at = target.convert(torch.int32).reshape(kept)
     found = builder.gather(
         x,
-        starts,
+        at.reshape((*kept, 1)),
         offset_dims=[],
-        collapsed=range(x.ndim),
-        start_index_map=range(x.ndim),
+        collapsed=[dim],
+        start_index_map=[dim],
         slice_sizes=[1] * x.ndim,
-        shape=target.shape,
+        shape=kept,
+        batching=[d for d in range(x.ndim) if d != dim],
     )
-    valid = (target >= 0) & (target < x.shape[dim])
-    return builder.select(valid, found, float("nan"))
+    return builder.select((at >= 0) & (at < x.shape[dim]), found, float("nan")).reshape(target.shape)
 
 
 def _weights(weight: Value | None, target: Value, ignore_index: int, dtype: torch.dtype) -> Value:
     """Each sample's weight: its class weight (1 without), 0 for ignored ones."""
     builder = target.builder
     kept = target.ne(ignore_index)
-    if weight is None:
+    if weight is None or weight.numel == 0:
         return kept.convert(dtype)
-    column = target.reshape((*target.shape, 1))
     found = builder.gather(
         weight.convert(dtype),
-        column,
+        target.convert(torch.int32).reshape((*target.shape, 1)),
         offset_dims=[],
         collapsed=[0],
         start_index_map=[0],
@@ -62,6 +62,22 @@ def _weights(weight: Value | None, target: Value, ignore_index: int, dtype: torc
         shape=target.shape,
     )
     return builder.select(kept, found, 0)
+
+
+def _classes_checked(made: Any) -> Callable[..., Any]:
+    """With bounds checks on, refuse targets that are no class, ignored ones apart."""
+    function = made.function
+    names = [a.name for a in made.op._schema.arguments]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if bounds.enabled():
+            given = dict(zip(names, args, strict=False)) | kwargs
+            scores, target = given["self"], given["target"].detach().cpu()
+            dim = min(1, scores.dim() - 1)
+            bounds.check(made.name, target[target != given["ignore_index"]], scores.shape[dim], dim, wraps=False)
+        return function(*args, **kwargs)
+
+    return kernel
 
 
 def _nll_forward(
@@ -110,9 +126,105 @@ lowerings(
     "(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index)"
     " -> (Tensor output, Tensor total_weight)",
     {"nll_loss_forward": _nll_forward, "nll_loss2d_forward": _nll_forward},
+    around=_classes_checked,
 )
 lowerings(
     "(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index,"
     " Tensor total_weight) -> Tensor",
     {"nll_loss_backward": _nll_backward, "nll_loss2d_backward": _nll_backward},
 )
+
+
+# ------------------------------------------------------------------------------------------ elementwise, reduced
+
+
+def _reduced(cx: Context, losses: Value, reduction: int) -> Value:
+    if reduction != _NONE:
+        count = losses.numel
+        losses = losses.sum(range(losses.ndim))
+        if reduction == _MEAN:
+            losses = losses / count
+    return losses.convert(cx.output.dtype)
+
+
+def _wide(*values: Value | None) -> list[Any]:
+    """Floating-point operands in one computation dtype."""
+    dtype = torch.float32
+    for value in values:
+        if value is not None and value.dtype == torch.float64:
+            dtype = torch.float64
+    return [None if v is None else v.convert(dtype) for v in values]
+
+
+@lowering("binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=1) -> Tensor")
+def _binary_cross_entropy(cx: Context, x: Value, target: Value, weight: Value | None, reduction: int) -> Value:
+    """The logarithms are cut at -100, so that 0 times infinity does not arise."""
+    x, target, weight = _wide(x, target, weight)
+    losses = (target - 1) * (-x).unary("stablehlo.log_plus_one").maximum(-100) - target * x.log().maximum(-100)
+    return _reduced(cx, losses if weight is None else losses * weight, reduction)
+
+
+@lowering(
+    "binary_cross_entropy_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight=None, "
+    "int reduction=1) -> Tensor"
+)
+def _binary_cross_entropy_backward(
+    cx: Context, grad: Value, x: Value, target: Value, weight: Value | None, reduction: int
+) -> Value:
+    grad, x, target, weight = _wide(grad, x, target, weight)
+    slope = grad * (x - target) / ((1 - x) * x).maximum(1e-12)
+    if weight is not None:
+        slope = slope * weight
+    return (slope / x.numel if reduction == _MEAN else slope).convert(cx.output.dtype)
+
+
+@lowering(
+    "binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, "
+    "int reduction=1) -> Tensor"
+)
+def _binary_cross_entropy_with_logits(
+    cx: Context, x: Value, target: Value, weight: Value | None, pos_weight: Value | None, reduction: int
+) -> Value:
+    x, target, weight, pos_weight = _wide(x, target, weight, pos_weight)
+    log_sigmoid = x.minimum(0) - (-x.abs()).exp().unary("stablehlo.log_plus_one")
+    factor = None if pos_weight is None else (pos_weight - 1) * target + 1
+    losses = (1 - target) * x - (log_sigmoid if factor is None else log_sigmoid * factor)
+    return _reduced(cx, losses if weight is None else losses * weight, reduction)
+
+
+def _huber(cx: Context, x: Value, target: Value, reduction: int, delta: float) -> Value:
+    x, target = _wide(x, target)
+    error = (x - target).abs()
+    losses = cx.builder.select(error <= delta, error * error * 0.5, (error - 0.5 * delta) * delta)
+    return _reduced(cx, losses, reduction)
+
+
+lowering("huber_loss(Tensor self, Tensor target, int reduction=1, float delta=1.) -> Tensor", beyond=True)(_huber)
+
+
+@lowering("smooth_l1_loss(Tensor self, Tensor target, int reduction=1, float beta=1.) -> Tensor", beyond=True)
+def _smooth_l1(cx: Context, x: Value, target: Value, reduction: int, beta: float) -> Value:
+    x, target = _wide(x, target)
+    error = (x - target).abs()
+    if beta:
+        error = cx.builder.select(error < beta, error * error * (0.5 / beta), error - 0.5 * beta)
+    return _reduced(cx, error, reduction)
+
+
+def _bounded_error(*, scaled: bool) -> Emit:
+    """The gradients of huber (slope ``delta`` outside) and smooth L1 (slope 1 outside, ``error / beta`` inside)."""
+
+    def emit(cx: Context, grad: Value, x: Value, target: Value, reduction: int, delta: float) -> Value:
+        grad, x, target = _wide(grad, x, target)
+        error = x - target
+        outside = error.unary("stablehlo.sign") * (delta if scaled else 1)
+        inside = error if scaled else error / delta
+        slope = cx.builder.select(error.abs() <= delta if scaled else error.abs() < delta, inside, outside)
+        return (grad * slope * (1 / x.numel if reduction == _MEAN else 1)).convert(cx.output.dtype)
+
+    return emit
+
+
+_BACKWARD = "_backward(Tensor grad_output, Tensor self, Tensor target, int reduction, float "
+lowering("huber_loss" + _BACKWARD + "delta) -> Tensor")(_bounded_error(scaled=True))
+lowering("smooth_l1_loss" + _BACKWARD + "beta) -> Tensor")(_bounded_error(scaled=False))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
 
 from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Value
@@ -64,7 +67,7 @@ def _batch_norm_training(
     mean, deviations, squares, count = _moments(x, dims)
     inverse = (squares / count + eps).rsqrt()
     output = _affine(deviations * inverse, weight, bias, shape)
-    results = [_like(v, spec) for v, spec in zip((output, mean, inverse), cx.outputs, strict=False)]
+    results = [_like(v, spec) for v, spec in zip((output, mean, inverse), cx.outputs[:3], strict=True)]
     updates = [_running(running_mean, mean, momentum), _running(running_var, squares / (count - 1), momentum)]
     return [*results, *(u for u in updates if u is not None)]
 
@@ -87,13 +90,40 @@ def _batch_norm_inference(
     mean = running_mean.convert(x.dtype).reshape(shape)
     inverse = (running_var.convert(x.dtype) + eps).rsqrt().reshape(shape)
     output = _affine((x - mean) * inverse, weight, bias, shape)
-    return [_like(v, spec) for v, spec in zip((output, mean, inverse), cx.outputs, strict=False)]
+    return [_like(v, spec) for v, spec in zip((output, mean, inverse), cx.outputs, strict=True)]
+
+
+def _unless_training(made: Any) -> Callable[..., Any]:
+    """In evaluation nothing is written: launch the overload that only reads the running statistics."""
+    function = made.function
+
+    def kernel(
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> Any:
+        if training:
+            return function(input, weight, bias, running_mean, running_var, True, momentum, eps)
+        if running_mean is None or running_var is None:
+            raise RuntimeError("running_mean and running_var must be defined in evaluation mode")
+        from emutpu.backend.registration import kernel as kernel_of
+
+        reading = kernel_of("_native_batch_norm_legit_no_training").function
+        return reading(input, weight, bias, running_mean, running_var, momentum, eps)
+
+    return kernel
 
 
 @lowering(
     "native_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, "
     "bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)",
     mutates=("running_mean", "running_var"),
+    around=_unless_training,
 )
 def _native_batch_norm(
     cx: Context,
@@ -106,15 +136,13 @@ def _native_batch_norm(
     momentum: float,
     eps: float,
 ) -> list[Value | None]:
-    if training:
-        return _batch_norm_training(cx, x, weight, bias, running_mean, running_var, momentum, eps)
-    assert running_mean is not None and running_var is not None
-    return [*_batch_norm_inference(cx, x, weight, bias, running_mean, running_var, eps), running_mean, running_var]
+    return _batch_norm_training(cx, x, weight, bias, running_mean, running_var, momentum, eps)
 
 
 lowering(
     "_native_batch_norm_legit(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) running_mean, "
-    "Tensor(b!) running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
+    "Tensor(b!) running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)",
+    around=_unless_training,
 )(_native_batch_norm)
 
 
@@ -143,6 +171,25 @@ def _native_batch_norm_no_training(
     eps: float,
 ) -> list[Value | None]:
     return _batch_norm_inference(cx, x, weight, bias, running_mean, running_var, eps)
+
+
+@lowering(
+    "_batch_norm_with_update(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) running_mean, "
+    "Tensor(b!) running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    beyond=True,
+)
+def _batch_norm_with_update(
+    cx: Context,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> list[Value | None]:
+    results = _batch_norm_training(cx, x, weight, bias, running_mean, running_var, momentum, eps)
+    return [*results[:3], cx.builder.full(0, (0,), torch.uint8), *results[3:]]
 
 
 @lowering(

@@ -11,7 +11,6 @@ import torch
 from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Body, Number, Value, highest, lowest
 from emutpu.backend.lowering._registry import Context, Emit, lowering, lowerings
-from emutpu.backend.lowering.reductions import reduced_dims
 
 __all__ = ["sorted_with_indices"]
 
@@ -152,21 +151,17 @@ def _search(cx: Context, sequence: Value, x: Value, right: bool) -> Value:
 
 def _in_order(sequence: Value, sorter: Value) -> Value:
     """The sequence in the order that ``sorter`` gives, along the last dimension."""
-    builder = sequence.builder
-    last = sequence.ndim - 1
-    indices = [
-        (sorter.convert(torch.int32) if d == last else builder.iota(sequence.shape, d, torch.int32))
-        for d in range(sequence.ndim)
-    ]
-    starts = builder.concatenate([i.reshape((*i.shape, 1)) for i in indices], sequence.ndim)
-    return builder.gather(
+    if sequence.numel == 0:
+        return sequence
+    return sequence.builder.gather(
         sequence,
-        starts,
+        sorter.convert(torch.int32).reshape((*sorter.shape, 1)),
         offset_dims=[],
-        collapsed=range(sequence.ndim),
-        start_index_map=range(sequence.ndim),
+        collapsed=[sequence.ndim - 1],
+        start_index_map=[sequence.ndim - 1],
         slice_sizes=[1] * sequence.ndim,
         shape=sequence.shape,
+        batching=range(sequence.ndim - 1),
     )
 
 
@@ -244,11 +239,34 @@ def _bincount_meta(self: torch.Tensor, weights: torch.Tensor | None, minlength: 
     return torch.empty((minlength,), dtype=dtype, device="meta")
 
 
+def _bincount_sized(made: Any) -> Callable[..., Any]:
+    """Read the largest value: the result's size is in the data."""
+    function = made.function
+
+    def kernel(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
+        if minlength < 0:
+            raise RuntimeError("minlength should be >= 0")
+        if self.dim() != 1 or self.is_floating_point() or self.is_complex() or self.dtype == torch.bool:
+            raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+        if weights is not None and weights.shape != self.shape:
+            raise RuntimeError("weights should be 1-d and have the same length as input")
+        if not self.numel():
+            return torch.zeros((minlength,), dtype=torch.int64, device=self.device)
+        low, high = torch.stack(torch.aminmax(self)).tolist()
+        if low < 0:
+            raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+        return function(self, weights, max(high + 1, minlength))
+
+    return kernel
+
+
 @lowering(
-    "bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor", meta=_bincount_meta, dispatched=False
+    "bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor",
+    meta=_bincount_meta,
+    around=_bincount_sized,
 )
 def _bincount(cx: Context, x: Value, weights: Value | None, minlength: int) -> Value:
-    """Exactly ``minlength`` counts: the caller has read the largest value."""
+    """Exactly ``minlength`` counts."""
     dtype = cx.output.dtype
     amounts = cx.builder.full(1, x.shape, dtype) if weights is None else weights.convert(dtype)
     return _counted(x.convert(torch.int32), amounts, minlength)

@@ -251,8 +251,8 @@ def _mode(cx: Context, x: Value, dim: int, keepdim: bool) -> list[Value]:
         return [x, cx.builder.full(0, (), torch.int64)]
     dim %= x.ndim
     values, indices = sorted_with_indices(x, dim, descending=False)
-    wide = tuple(x.shape[:dim]) + (x.shape[dim], 1) + tuple(x.shape[dim + 1 :])
-    other = tuple(x.shape[:dim]) + (1, x.shape[dim]) + tuple(x.shape[dim + 1 :])
+    wide = (*x.shape[:dim], x.shape[dim], 1, *x.shape[dim + 1 :])
+    other = (*x.shape[:dim], 1, x.shape[dim], *x.shape[dim + 1 :])
     frequency = values.reshape(wide).eq(values.reshape(other)).convert(torch.int32).sum([dim + 1])
     _, first = extremum_with_index(frequency, dim, "GT", keepdim=True)
     run = _at(frequency, first, dim).convert(torch.int64)
