@@ -11,6 +11,7 @@ from emutpu.backend.lowering import (  # noqa: F401  # rows register themselves
     pooling,
     random,
     reductions,
+    resampling,
     selection,
     softmax,
 )
