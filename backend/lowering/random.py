@@ -15,6 +15,7 @@ import torch
 from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Number, Value
 from emutpu.backend.lowering._registry import Context, OutputSpec, lowering
+from emutpu.backend.lowering.sorting import scan
 
 __all__: list[str] = []
 
@@ -220,3 +221,60 @@ def _random_from(cx: Context, x: None, low: int, to: int | None, generator: None
     dtype = cx.output.dtype
     top = 2 ** _MANTISSA[dtype] if dtype.is_floating_point else torch.iinfo(dtype).max
     return _between(cx, low, top - low + 1)
+
+
+@lowering(
+    "randperm.generator_out(SymInt n, *, Generator? generator, Tensor(a!) out) -> Tensor(a!)",
+    reads=False,
+    draws=_two_each,
+    dispatched=False,
+)
+def _randperm(cx: Context, n: int, generator: None, out: None) -> Value:
+    """Positions sorted by 64-bit keys, which practically never tie."""
+    keys = cx.random_bits((n,), torch.uint64)
+    positions = cx.builder.iota((n,), 0, torch.int32)
+    return cx.builder.sort([keys, positions], 0, lambda a, b, i, j: a < b)[1].convert(cx.output.dtype)
+
+
+# ------------------------------------------------------------------------------------------------ multinomial
+
+
+def _multinomial_draws(specs: Specs, arguments: dict[str, Any]) -> int:
+    """One number for each draw with replacement, one for each weight without."""
+    drawn = _numel(specs) if arguments["replacement"] else 0
+    return drawn or int(arguments["self"].numel())
+
+
+@lowering(
+    "multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor",
+    draws=_multinomial_draws,
+    dispatched=False,
+)
+def _multinomial(cx: Context, weights: Value, count: int, replacement: bool, generator: None) -> Value:
+    work = weights.convert(torch.float32).reshape((weights.numel // weights.shape[-1], weights.shape[-1]))
+    drawn = _with_replacement(cx, work, count) if replacement else _without_replacement(cx, work, count)
+    return drawn.convert(torch.int64).reshape(cx.output.size)
+
+
+def _without_replacement(cx: Context, weights: Value, count: int) -> Value:
+    """The first arrivals of exponential clocks that run at the weights."""
+    clocks = -_uniform(cx, weights.shape, torch.float32, above_zero=True).log()
+    positions = cx.builder.iota(weights.shape, 1, torch.int32)
+    # A clock may stand at 0; a weight of 0 never comes first.
+    speed = cx.builder.select(weights.eq(0), -1.0, weights / clocks)
+    order = cx.builder.sort([speed, positions], 1, lambda a, b, i, j: a > b)[1]
+    return order.slice_dim(1, 0, count)
+
+
+def _with_replacement(cx: Context, weights: Value, count: int) -> Value:
+    """How many cumulated weights lie at or below a uniform part of the total."""
+    rows, extent = weights.shape
+    reached = scan([weights], [0.0], Value.__add__, 1)[0]
+    total = reached.slice_dim(1, extent - 1, extent)
+    mark = _uniform(cx, (rows, count), torch.float32) * total.broadcast((rows, count))
+    below = reached.reshape((rows, 1, extent)).broadcast((rows, count, extent)) <= mark.reshape((rows, count, 1))
+    found = below.convert(torch.int32).sum([2])
+    positions = cx.builder.iota(weights.shape, 1, torch.int32)
+    # Rounding may carry the mark up to the total.
+    last = cx.builder.select(weights > 0, positions, 0).max([1], keepdim=True)
+    return found.minimum(last.broadcast((rows, count)))
