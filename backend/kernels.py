@@ -356,13 +356,13 @@ class _Source:
 
     def _scalar(self, argument: Any) -> None:
         """A Scalar: its type is keyed, its value is a device input, unless it is the schema's default."""
-        x = argument.name
+        x, local = argument.name, _local_name(argument)
         default = argument.default_value if argument.has_default_value() else None
-        absent = f"{x} is None" if default is None else f"{x} == default_{x}"
+        absent = f"{local} is None" if default is None else f"{local} == default_{x}"
         self._add(1, f"if {absent}: k_{x} = None")
         self._add(1, "else:")
-        self._add(2, f"k_{x} = {x}.__class__")
-        self._add(2, f"a.append(scalar({x}))")
+        self._add(2, f"k_{x} = {local}.__class__")
+        self._add(2, f"a.append(scalar({local}))")
         self.keys.append(f"k_{x}")
 
     def _shared_values(self) -> None:

@@ -79,36 +79,41 @@ def _chance(cx: Context, shape: tuple[int, ...], p: Value | float) -> Value:
     "uniform_(Tensor(a!) self, float from=0., float to=1., *, Generator? generator=None) -> Tensor(a!)",
     reads=False,
     draws=_one_each,
+    dynamic="from to",
 )
-def _uniform_(cx: Context, x: None, low: float, high: float, generator: None) -> Value:
+def _uniform_(cx: Context, x: None, low: Value | float, high: Value | float, generator: None) -> Value:
     dtype = cx.output.dtype
     drawn = _uniform(cx, cx.output.size, dtype)
-    if (low, high) == (0.0, 1.0):
+    if not isinstance(low, Value) and not isinstance(high, Value):
         return drawn.convert(dtype)
-    value = (drawn * (high - low) + low).convert(dtype)
-    top = cx.builder.full(high, (), dtype)
+    bottom, top = cx.scalar(low, drawn.dtype), cx.scalar(high, drawn.dtype)
+    value = (drawn * (top - bottom) + bottom).convert(dtype)
     # Rounding may reach the open end.
-    return cx.builder.select(value.eq(top), cx.builder.full(low, (), dtype), value) if high > low else value
+    return cx.builder.select(value.eq(top.convert(dtype)), bottom.convert(dtype), value)
 
 
 @lowering(
     "normal_(Tensor(a!) self, float mean=0., float std=1., *, Generator? generator=None) -> Tensor(a!)",
     reads=False,
     draws=_one_each,
+    dynamic="mean std",
 )
-def _normal_(cx: Context, x: None, mean: float, std: float, generator: None) -> Value:
+def _normal_(cx: Context, x: None, mean: Value | float, std: Value | float, generator: None) -> Value:
     dtype = cx.output.dtype
     if not dtype.is_complex:
-        return _scaled(standard_normal(cx, cx.output.size, dtype), mean, std).convert(dtype)
+        return _normal(cx, mean, std, generator)
     real = dtype.to_real()
-    pair = standard_normal(cx, (2, *cx.output.size), real) * (std / math.sqrt(2))
+    # The variance is shared between the two parts.
+    spread = std.convert(real) if isinstance(std, Value) else std
+    pair = _scaled(standard_normal(cx, (2, *cx.output.size), real) * math.sqrt(0.5), 0.0, spread)
     parts = [pair.slice_dim(0, part, part + 1).reshape(cx.output.size) for part in range(2)]
-    return cx.builder.complex(parts[0] + mean, parts[1])
+    return cx.builder.complex(_scaled(parts[0], cx.scalar(mean, real), 1.0), parts[1])
 
 
 def _scaled(value: Value, mean: Value | Number, std: Value | Number) -> Value:
-    value = value if std == 1.0 else value * std
-    return value if mean == 0.0 else value + mean
+    if isinstance(std, Value) or std != 1:
+        value = value * std
+    return value + mean if isinstance(mean, Value) or mean != 0 else value
 
 
 def _normal(cx: Context, mean: Value | float, std: Value | float, generator: None) -> Value:
@@ -144,9 +149,10 @@ def _exponential_(cx: Context, x: None, rate: float, generator: None) -> Value:
     "bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)",
     reads=False,
     draws=_one_each,
+    dynamic="p",
 )
-def _bernoulli_number(cx: Context, x: None, p: float, generator: None) -> Value:
-    return _chance(cx, cx.output.size, p).convert(cx.output.dtype)
+def _bernoulli_number(cx: Context, x: None, p: Value | float, generator: None) -> Value:
+    return _chance(cx, cx.output.size, cx.scalar(p, torch.float32)).convert(cx.output.dtype)
 
 
 @lowering(
@@ -184,7 +190,7 @@ def _between(cx: Context, low: int, count: int) -> Value:
     wide = count > 2**32 or dtype in (torch.int64, torch.uint64)
     bits = _bits(cx, size, 64 if wide else 32)
     if count & (count - 1) == 0:
-        drawn = bits & (count - 1) if count < 2**bits.dtype.itemsize * 8 else bits
+        drawn = bits & (count - 1) if count < 2 ** (bits.dtype.itemsize * 8) else bits
     else:
         drawn = cx.builder.binary("stablehlo.remainder", bits, count)
     if dtype.is_floating_point or dtype == torch.bool:
