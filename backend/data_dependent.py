@@ -272,6 +272,18 @@ def multinomial(
     """Indices drawn with the given weights. The device takes no generator of the caller's."""
     if generator is not None:
         _refuse("multinomial(): a generator is not yet supported")
+    if bounds.enabled() and not bool(((self >= 0) & (self < float("inf"))).all().item()):
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+    if not self.dtype.is_floating_point:
+        raise RuntimeError(f"multinomial only supports floating-point dtypes for input, got: {self.dtype}")
+    if self.dim() not in (1, 2):
+        raise RuntimeError("prob_dist must be 1 or 2 dim")
+    if num_samples <= 0:
+        raise RuntimeError("cannot sample n_sample <= 0 samples")
+    if not replacement and num_samples > self.shape[-1]:
+        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+    if self.numel() == 0:
+        return self.new_empty((*self.shape[:-1], num_samples), dtype=torch.int64)
     drawn: torch.Tensor = _launch("multinomial", self, num_samples, replacement, generator=generator)
     return drawn
 

@@ -194,7 +194,8 @@ class Kernel:
 def _local_name(argument: Any) -> str:
     """The parameter's name in the kernel: positional ones may be Python keywords or names of the kernel's own."""
     name: str = argument.name
-    clashes = keyword.iskeyword(name) or (len(name) == 1 and not argument.kwarg_only)
+    tensor = argument_kind(argument).startswith("tensor")
+    clashes = keyword.iskeyword(name) or (len(name) == 1 and not argument.kwarg_only and not tensor)
     return f"{name}_" if clashes else name
 
 

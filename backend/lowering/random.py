@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from emutpu.backend.dtypes import opmath
+from emutpu.backend.errors import user_line
 from emutpu.backend.hlo import Number, Value
 from emutpu.backend.lowering._registry import Context, OutputSpec, lowering
 from emutpu.backend.lowering.sorting import scan
@@ -72,6 +73,23 @@ def _chance(cx: Context, shape: tuple[int, ...], p: Value | float) -> Value:
     return drawn < p
 
 
+def _requires(allowed: Callable[..., bool], message: str) -> Callable[[Any], Callable[..., Any]]:
+    """For ``around``: PyTorch's own check of numbers that are not in the key, so that every call is checked."""
+
+    def around(made: Any) -> Callable[..., Any]:
+        function: Callable[..., Any] = made.function
+        defaults = tuple(a.default_value for a in made.op._schema.arguments[1:] if not a.kwarg_only)
+
+        def kernel(self: torch.Tensor, *numbers: float, generator: torch.Generator | None = None) -> Any:
+            if numbers and not allowed(*numbers, *defaults[len(numbers) :]):
+                raise RuntimeError(message.format(*numbers, *defaults[len(numbers) :]) + f"\n  issued at {user_line()}")
+            return function(self, *numbers, generator=generator)
+
+        return kernel
+
+    return around
+
+
 # ------------------------------------------------------------------------------------------------- continuous
 
 
@@ -80,6 +98,9 @@ def _chance(cx: Context, shape: tuple[int, ...], p: Value | float) -> Value:
     reads=False,
     draws=_one_each,
     dynamic="from to",
+    around=_requires(
+        lambda low, high: low <= high, "uniform_ expects to return a [from, to) range, but found from={} > to={}"
+    ),
 )
 def _uniform_(cx: Context, x: None, low: Value | float, high: Value | float, generator: None) -> Value:
     dtype = cx.output.dtype
@@ -97,6 +118,7 @@ def _uniform_(cx: Context, x: None, low: Value | float, high: Value | float, gen
     reads=False,
     draws=_one_each,
     dynamic="mean std",
+    around=_requires(lambda mean, std: std >= 0, "normal expects std >= 0.0, but found std {1}"),
 )
 def _normal_(cx: Context, x: None, mean: Value | float, std: Value | float, generator: None) -> Value:
     dtype = cx.output.dtype
@@ -150,6 +172,7 @@ def _exponential_(cx: Context, x: None, rate: float, generator: None) -> Value:
     reads=False,
     draws=_one_each,
     dynamic="p",
+    around=_requires(lambda p: 0 <= p <= 1, "bernoulli_ expects p to be in [0, 1], but got p={}"),
 )
 def _bernoulli_number(cx: Context, x: None, p: Value | float, generator: None) -> Value:
     return _chance(cx, cx.output.size, cx.scalar(p, torch.float32)).convert(cx.output.dtype)
