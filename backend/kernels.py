@@ -194,7 +194,8 @@ class Kernel:
 def _local_name(argument: Any) -> str:
     """The parameter's name in the kernel: positional ones may be Python keywords or names of the kernel's own."""
     name: str = argument.name
-    clashes = keyword.iskeyword(name) or (len(name) == 1 and not argument.kwarg_only)
+    tensor = argument_kind(argument).startswith("tensor")
+    clashes = keyword.iskeyword(name) or (len(name) == 1 and not argument.kwarg_only and not tensor)
     return f"{name}_" if clashes else name
 
 
@@ -360,13 +361,13 @@ class _Source:
 
     def _scalar(self, argument: Any) -> None:
         """A Scalar: its type is keyed, its value is a device input, unless it is the schema's default."""
-        x = _local_name(argument)
+        x, local = argument.name, _local_name(argument)
         default = argument.default_value if argument.has_default_value() else None
-        absent = f"{x} is None" if default is None else f"{x} == default_{argument.name}"
+        absent = f"{local} is None" if default is None else f"{local} == default_{x}"
         self._add(1, f"if {absent}: k_{x} = None")
         self._add(1, "else:")
-        self._add(2, f"k_{x} = {x}.__class__")
-        self._add(2, f"a.append(scalar({x}))")
+        self._add(2, f"k_{x} = {local}.__class__")
+        self._add(2, f"a.append(scalar({local}))")
         self.keys.append(f"k_{x}")
 
     def _shared_values(self) -> None:

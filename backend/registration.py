@@ -95,7 +95,7 @@ def load() -> None:
     with _lock:
         if _loaded:
             return
-        from emutpu.backend import direct
+        from emutpu.backend import data_dependent, direct
         from emutpu.backend.lowering import LOWERINGS
 
         assert _library is not None, "activate() first"
@@ -105,7 +105,10 @@ def load() -> None:
             if beyond or not row.beyond:
                 _register_row(row)
         for name, function in direct.KERNELS.items():
-            _register(name, function, function)
+            if beyond or name not in data_dependent.BEYOND:
+                _register(name, function, function)
+                if name in data_dependent.KERNELS:
+                    _register_out(name)
         _loaded = True
 
 
@@ -141,6 +144,16 @@ def _register_row(row: Any) -> None:
         else:
             inplace = Kernel(derived, row)
             _register(name, wrapped(inplace), inplace)
+
+
+def _register_out(name: str) -> None:
+    """The out= overloads of a functional kernel written by hand."""
+    from emutpu.backend.kernels import out_kernel
+
+    op = overload(name)
+    for derived in _derived(op):
+        if any(a.is_out for a in derived._schema.arguments):
+            _register(overload_name(derived), out_kernel(op, derived), derived)
 
 
 def _plain(made: Any) -> Callable[..., Any]:

@@ -412,6 +412,8 @@ def _dense_dims(spec: OutputSpec) -> tuple[int, ...]:
 
 
 def _in_storage_order(value: Value, spec: OutputSpec) -> Value:
+    if value.numel == 0:
+        return value.reshape(_dense_dims(spec))
     if physical_dims(spec.size, spec.stride) is None:
         if not value.numel:
             return value.reshape(_dense_dims(spec))

@@ -337,38 +337,3 @@ def _filled(cx: Context, x: Value, mask: Value, value: Value | Number) -> Value:
 
 lowering("masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor")(_filled)
 lowering("masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor")(_filled)
-
-
-# ------------------------------------------------------------------------------------------------- embeddings
-
-
-@lowering(
-    "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False)"
-    " -> Tensor",
-    around=bounds.checked("indices", rows="weight"),
-)
-def _embedding(
-    cx: Context, weight: Value, indices: Value, padding_idx: int, scale_grad_by_freq: bool, sparse: bool
-) -> Value:
-    return Advanced.of(weight.shape, [indices]).read(weight)
-
-
-@lowering(
-    "embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx, "
-    "bool scale_grad_by_freq) -> Tensor"
-)
-def _embedding_backward(
-    cx: Context, grad: Value, indices: Value, rows: int, padding_idx: int, scale_grad_by_freq: bool
-) -> Value:
-    wide = opmath(grad.dtype)
-    flat = indices.reshape((indices.numel,))
-    update = grad.convert(wide).reshape((flat.numel, cx.output.size[-1]))
-    if scale_grad_by_freq and flat.numel:
-        ones = cx.builder.full(1, flat.shape, wide)
-        counts = Advanced.of((rows,), [flat]).write(cx.builder.full(0, (rows,), wide), ones, _add)
-        update = update / Advanced.of((rows,), [flat]).read(counts).reshape((flat.numel, 1)).broadcast(update.shape)
-    if padding_idx >= 0:
-        # A place past the last row: the scatter drops it.
-        flat = cx.builder.select(flat.eq(padding_idx), cx.builder.full(rows, flat.shape, flat.dtype), flat)
-    zeros = cx.builder.full(0, cx.output.size, wide)
-    return Advanced.of(zeros.shape, [flat]).write(zeros, update, _add).convert(grad.dtype)

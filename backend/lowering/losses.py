@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -143,7 +144,7 @@ def _reduced(cx: Context, losses: Value, reduction: int) -> Value:
         count = losses.numel
         losses = losses.sum(range(losses.ndim))
         if reduction == _MEAN:
-            losses = losses / count
+            losses = losses / count if count else losses * math.nan
     return losses.convert(cx.output.dtype)
 
 
@@ -154,6 +155,20 @@ def _wide(*values: Value | None) -> list[Any]:
         if value is not None and value.dtype == torch.float64:
             dtype = torch.float64
     return [None if v is None else v.convert(dtype) for v in values]
+
+
+@lowering("mse_loss(Tensor self, Tensor target, int reduction=1) -> Tensor")
+def _mse(cx: Context, x: Value, target: Value, reduction: int) -> Value:
+    x, target = _wide(x, target)
+    error = x - target
+    return _reduced(cx, error * error, reduction)
+
+
+@lowering("mse_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction) -> Tensor")
+def _mse_backward(cx: Context, grad: Value, x: Value, target: Value, reduction: int) -> Value:
+    grad, x, target = _wide(grad, x, target)
+    slope = 2 * (x - target) * grad
+    return (slope / max(1, slope.numel) if reduction == _MEAN else slope).convert(cx.output.dtype)
 
 
 @lowering("binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=1) -> Tensor")

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from emutpu.backend.dtypes import opmath
+from emutpu.backend.errors import user_line
 from emutpu.backend.hlo import Number, Value
 from emutpu.backend.lowering._registry import Context, OutputSpec, lowering
+from emutpu.backend.lowering.sorting import scan
 
 __all__: list[str] = []
 
@@ -71,6 +73,23 @@ def _chance(cx: Context, shape: tuple[int, ...], p: Value | float) -> Value:
     return drawn < p
 
 
+def _requires(allowed: Callable[..., bool], message: str) -> Callable[[Any], Callable[..., Any]]:
+    """For ``around``: PyTorch's own check of numbers that are not in the key, so that every call is checked."""
+
+    def around(made: Any) -> Callable[..., Any]:
+        function: Callable[..., Any] = made.function
+        defaults = tuple(a.default_value for a in made.op._schema.arguments[1:] if not a.kwarg_only)
+
+        def kernel(self: torch.Tensor, *numbers: float, generator: torch.Generator | None = None) -> Any:
+            if numbers and not allowed(*numbers, *defaults[len(numbers) :]):
+                raise RuntimeError(message.format(*numbers, *defaults[len(numbers) :]) + f"\n  issued at {user_line()}")
+            return function(self, *numbers, generator=generator)
+
+        return kernel
+
+    return around
+
+
 # ------------------------------------------------------------------------------------------------- continuous
 
 
@@ -78,36 +97,45 @@ def _chance(cx: Context, shape: tuple[int, ...], p: Value | float) -> Value:
     "uniform_(Tensor(a!) self, float from=0., float to=1., *, Generator? generator=None) -> Tensor(a!)",
     reads=False,
     draws=_one_each,
+    dynamic="from to",
+    around=_requires(
+        lambda low, high: low <= high, "uniform_ expects to return a [from, to) range, but found from={} > to={}"
+    ),
 )
-def _uniform_(cx: Context, x: None, low: float, high: float, generator: None) -> Value:
+def _uniform_(cx: Context, x: None, low: Value | float, high: Value | float, generator: None) -> Value:
     dtype = cx.output.dtype
     drawn = _uniform(cx, cx.output.size, dtype)
-    if (low, high) == (0.0, 1.0):
+    if not isinstance(low, Value) and not isinstance(high, Value):
         return drawn.convert(dtype)
-    value = (drawn * (high - low) + low).convert(dtype)
-    top = cx.builder.full(high, (), dtype)
+    bottom, top = cx.scalar(low, drawn.dtype), cx.scalar(high, drawn.dtype)
+    value = (drawn * (top - bottom) + bottom).convert(dtype)
     # Rounding may reach the open end.
-    return cx.builder.select(value.eq(top), cx.builder.full(low, (), dtype), value) if high > low else value
+    return cx.builder.select(value.eq(top.convert(dtype)), bottom.convert(dtype), value)
 
 
 @lowering(
     "normal_(Tensor(a!) self, float mean=0., float std=1., *, Generator? generator=None) -> Tensor(a!)",
     reads=False,
     draws=_one_each,
+    dynamic="mean std",
+    around=_requires(lambda mean, std: std >= 0, "normal expects std >= 0.0, but found std {1}"),
 )
-def _normal_(cx: Context, x: None, mean: float, std: float, generator: None) -> Value:
+def _normal_(cx: Context, x: None, mean: Value | float, std: Value | float, generator: None) -> Value:
     dtype = cx.output.dtype
     if not dtype.is_complex:
-        return _scaled(standard_normal(cx, cx.output.size, dtype), mean, std).convert(dtype)
+        return _normal(cx, mean, std, generator)
     real = dtype.to_real()
-    pair = standard_normal(cx, (2, *cx.output.size), real) * (std / math.sqrt(2))
+    # The variance is shared between the two parts.
+    spread = std.convert(real) if isinstance(std, Value) else std
+    pair = _scaled(standard_normal(cx, (2, *cx.output.size), real) * math.sqrt(0.5), 0.0, spread)
     parts = [pair.slice_dim(0, part, part + 1).reshape(cx.output.size) for part in range(2)]
-    return cx.builder.complex(parts[0] + mean, parts[1])
+    return cx.builder.complex(_scaled(parts[0], cx.scalar(mean, real), 1.0), parts[1])
 
 
 def _scaled(value: Value, mean: Value | Number, std: Value | Number) -> Value:
-    value = value if std == 1.0 else value * std
-    return value if mean == 0.0 else value + mean
+    if isinstance(std, Value) or std != 1:
+        value = value * std
+    return value + mean if isinstance(mean, Value) or mean != 0 else value
 
 
 def _normal(cx: Context, mean: Value | float, std: Value | float, generator: None) -> Value:
@@ -143,9 +171,11 @@ def _exponential_(cx: Context, x: None, rate: float, generator: None) -> Value:
     "bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)",
     reads=False,
     draws=_one_each,
+    dynamic="p",
+    around=_requires(lambda p: 0 <= p <= 1, "bernoulli_ expects p to be in [0, 1], but got p={}"),
 )
-def _bernoulli_number(cx: Context, x: None, p: float, generator: None) -> Value:
-    return _chance(cx, cx.output.size, p).convert(cx.output.dtype)
+def _bernoulli_number(cx: Context, x: None, p: Value | float, generator: None) -> Value:
+    return _chance(cx, cx.output.size, cx.scalar(p, torch.float32)).convert(cx.output.dtype)
 
 
 @lowering(
@@ -183,7 +213,7 @@ def _between(cx: Context, low: int, count: int) -> Value:
     wide = count > 2**32 or dtype in (torch.int64, torch.uint64)
     bits = _bits(cx, size, 64 if wide else 32)
     if count & (count - 1) == 0:
-        drawn = bits & (count - 1) if count < 2**bits.dtype.itemsize * 8 else bits
+        drawn = bits & (count - 1) if count < 2 ** (bits.dtype.itemsize * 8) else bits
     else:
         drawn = cx.builder.binary("stablehlo.remainder", bits, count)
     if dtype.is_floating_point or dtype == torch.bool:
@@ -220,3 +250,60 @@ def _random_from(cx: Context, x: None, low: int, to: int | None, generator: None
     dtype = cx.output.dtype
     top = 2 ** _MANTISSA[dtype] if dtype.is_floating_point else torch.iinfo(dtype).max
     return _between(cx, low, top - low + 1)
+
+
+@lowering(
+    "randperm.generator_out(SymInt n, *, Generator? generator, Tensor(a!) out) -> Tensor(a!)",
+    reads=False,
+    draws=_two_each,
+    dispatched=False,
+)
+def _randperm(cx: Context, n: int, generator: None, out: None) -> Value:
+    """Positions sorted by 64-bit keys, which practically never tie."""
+    keys = cx.random_bits((n,), torch.uint64)
+    positions = cx.builder.iota((n,), 0, torch.int32)
+    return cx.builder.sort([keys, positions], 0, lambda a, b, i, j: a < b)[1].convert(cx.output.dtype)
+
+
+# ------------------------------------------------------------------------------------------------ multinomial
+
+
+def _multinomial_draws(specs: Specs, arguments: dict[str, Any]) -> int:
+    """One number for each draw with replacement, one for each weight without."""
+    drawn = _numel(specs) if arguments["replacement"] else 0
+    return drawn or int(arguments["self"].numel())
+
+
+@lowering(
+    "multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor",
+    draws=_multinomial_draws,
+    dispatched=False,
+)
+def _multinomial(cx: Context, weights: Value, count: int, replacement: bool, generator: None) -> Value:
+    work = weights.convert(torch.float32).reshape((weights.numel // weights.shape[-1], weights.shape[-1]))
+    drawn = _with_replacement(cx, work, count) if replacement else _without_replacement(cx, work, count)
+    return drawn.convert(torch.int64).reshape(cx.output.size)
+
+
+def _without_replacement(cx: Context, weights: Value, count: int) -> Value:
+    """The first arrivals of exponential clocks that run at the weights."""
+    clocks = -_uniform(cx, weights.shape, torch.float32, above_zero=True).log()
+    positions = cx.builder.iota(weights.shape, 1, torch.int32)
+    # A clock may stand at 0; a weight of 0 never comes first.
+    speed = cx.builder.select(weights.eq(0), -1.0, weights / clocks)
+    order = cx.builder.sort([speed, positions], 1, lambda a, b, i, j: a > b)[1]
+    return order.slice_dim(1, 0, count)
+
+
+def _with_replacement(cx: Context, weights: Value, count: int) -> Value:
+    """How many cumulated weights lie at or below a uniform part of the total."""
+    rows, extent = weights.shape
+    reached = scan([weights], [0.0], Value.__add__, 1)[0]
+    total = reached.slice_dim(1, extent - 1, extent)
+    mark = _uniform(cx, (rows, count), torch.float32) * total.broadcast((rows, count))
+    below = reached.reshape((rows, 1, extent)).broadcast((rows, count, extent)) <= mark.reshape((rows, count, 1))
+    found = below.convert(torch.int32).sum([2])
+    positions = cx.builder.iota(weights.shape, 1, torch.int32)
+    # Rounding may carry the mark up to the total.
+    last = cx.builder.select(weights > 0, positions, 0).max([1], keepdim=True)
+    return found.minimum(last.broadcast((rows, count)))

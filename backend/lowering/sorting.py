@@ -12,7 +12,7 @@ from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Body, Number, Value, highest, lowest
 from emutpu.backend.lowering._registry import Context, Emit, lowering, lowerings
 
-__all__ = ["sorted_with_indices"]
+__all__ = ["scan", "sorted_with_indices"]
 
 
 # ---------------------------------------------------------------------------------------------------------- sort
@@ -62,7 +62,7 @@ def _topk(cx: Context, x: Value, k: int, dim: int, largest: bool, ordered: bool)
 # --------------------------------------------------------------------------------------------------------- scans
 
 
-def _scan(xs: list[Value], initial: list[Number], body: Body, dim: int) -> list[Value]:
+def scan(xs: list[Value], initial: list[Number], body: Body, dim: int) -> list[Value]:
     """Inclusive scan with an associative body, as a window over everything before: XLA makes a tree of it."""
     first = xs[0]
     if first.ndim == 0 or first.numel == 0:
@@ -82,7 +82,7 @@ def _cumulative(body: Callable[[Value, Value], Value], initial: int) -> Emit:
     def emit(cx: Context, x: Value, dim: int, dtype: Any) -> Value:
         x = x.convert(cx.output.dtype)
         work = x.convert(opmath(x.dtype))
-        return _scan([work], [initial], body, dim % max(1, x.ndim))[0].convert(cx.output.dtype)
+        return scan([work], [initial], body, dim % max(1, x.ndim))[0].convert(cx.output.dtype)
 
     return emit
 
@@ -110,7 +110,7 @@ def _cumulative_extremum(direction: str) -> Emit:
             return [builder.select(keep, value, other), builder.select(keep, index, at)]
 
         start: list[Number] = [(lowest if direction == "GT" else highest)(x.dtype), -1]
-        values, indices = _scan([x, builder.iota(x.shape, dim, torch.int32)], start, better, dim)
+        values, indices = scan([x, builder.iota(x.shape, dim, torch.int32)], start, better, dim)
         return [values, indices.convert(torch.int64)]
 
     return emit
@@ -132,7 +132,7 @@ def _logcumsumexp(cx: Context, x: Value, dim: int) -> Value:
         # Equal infinities have no difference.
         return cx.builder.select(a.eq(b) & a.abs().eq(math.inf), a, apart)
 
-    return _scan([work], [-math.inf], joined, dim % max(1, x.ndim))[0].convert(x.dtype)
+    return scan([work], [-math.inf], joined, dim % max(1, x.ndim))[0].convert(x.dtype)
 
 
 # ------------------------------------------------------------------------------------------------------ searches

@@ -1,0 +1,46 @@
+"""Reading and writing by index tensors and masks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import check_backward, check_forward, check_inplace
+
+GATHERS = ["__getitem__", "gather", "index_select", "take", "take_along_dim", "nn.functional.embedding"]
+SCATTERS = [
+    "index_add",
+    "index_copy",
+    "index_fill",
+    "index_put",
+    "masked_fill",
+    "masked_scatter",
+    "put",
+    "scatter",
+    "scatter_add",
+]
+REDUCTIONS = [f"scatter_reduce.{kind}" for kind in ("sum", "mean", "amax", "amin", "prod")]
+TYPES = [torch.float32, torch.bfloat16, torch.int64]
+
+
+def _has(name: str, dtype: torch.dtype) -> bool:
+    return not (name == "nn.functional.embedding" and dtype == torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(n, t) for n in GATHERS + SCATTERS + REDUCTIONS for t in TYPES if _has(n, t)]
+)
+def test_forward(name: str, dtype: torch.dtype) -> None:
+    """Equals CPU."""
+    check_forward(name, dtype, limit=8)
+
+
+@pytest.mark.parametrize("name", GATHERS + SCATTERS + REDUCTIONS)
+def test_backward(name: str) -> None:
+    """Gradients equal CPU."""
+    check_backward(name)
+
+
+@pytest.mark.parametrize("name", [*SCATTERS, *REDUCTIONS])
+def test_inplace(name: str) -> None:
+    """In-place variants write through views and leave neighbours alone."""
+    check_inplace(name, torch.float32, limit=3)
