@@ -29,6 +29,7 @@ from ._modules import ModuleInfo, inspect, parse
 from ._xla_flags import prepare
 from .checks import check_arguments, check_options, propagate
 from .errors import translate
+from .legalize import VERSION
 
 __all__ = ["CpuClient", "CpuExecutable"]
 
@@ -157,8 +158,8 @@ class CpuClient:
             raise InvalidArgument(f"argument {position} of {op} is on {where}, expected {self.device}", op=op)
 
     def fingerprint(self) -> str:
-        """Versions, flags and CPU features: whatever decides the code besides module and options."""
-        return _jaxlib.fingerprint()
+        """Versions, flags, CPU features and our own legalisation: whatever decides the code besides module and options."""
+        return f"{_jaxlib.fingerprint()} legalisation {VERSION}"
 
     def close(self) -> None:
         """Refuse every later use with FailedPrecondition."""

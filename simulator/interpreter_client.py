@@ -29,7 +29,7 @@ from . import _blob
 from ._modules import ModuleInfo, inspect, parse
 from ._wire import Wire
 from .checks import check_arguments, check_options, propagate
-from .legalize import legalize_precision, widen_bf16_dots
+from .legalize import VERSION, legalize_precision, widen_bf16_dots
 from .rng import legalize_rng
 
 __all__ = ["UNSUPPORTED", "InterpreterClient", "InterpreterExecutable", "NumpyBuffer"]
@@ -172,8 +172,8 @@ class InterpreterClient:
         return buffer
 
     def fingerprint(self) -> str:
-        """The interpreter comes with jaxlib, so its version is all."""
-        return f"interpreter jaxlib {_jaxlib.versions()[1]}"
+        """The interpreter comes with jaxlib, so its version and that of our legalisation are all."""
+        return f"interpreter jaxlib {_jaxlib.versions()[1]} legalisation {VERSION}"
 
     def prepare(self, module: bytes) -> Wire:
         """Legalise CHLO, precision and random bits. Raises Unimplemented for what would abort the interpreter."""

@@ -34,7 +34,10 @@ from emutpu._jaxlib import context, ir, stablehlo
 
 from ._modules import ModuleInfo, walk
 
-__all__ = ["Rounding", "legalize_precision", "passes", "plain_dot", "widen_bf16_dots"]
+__all__ = ["VERSION", "Rounding", "legalize_precision", "passes", "plain_dot", "widen_bf16_dots"]
+
+VERSION = 1
+"""Raised with every change of what a client does to a module or its flags: executables cached before are then stale."""
 
 _TARGETS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
 _PASSES = {"DEFAULT": 1, "HIGH": 3, "HIGHEST": 6}
