@@ -431,11 +431,18 @@ class Builder:
 
     def full(self, value: Number, shape: Sequence[int], dtype: torch.dtype) -> Value:
         """A constant with one value everywhere."""
+        if dtype.is_complex:
+            parts = complex(value)
+            real, imaginary = (self.full(part, shape, dtype.to_real()) for part in (parts.real, parts.imag))
+            return self.complex(real, imaginary)
         scalar = np.asarray(value).astype(numpy_dtype(dtype))
         return self.emit("stablehlo.constant", [], shape, dtype, value=_dense(scalar, tuple(shape), dtype))
 
     def constant(self, array: np.ndarray[Any, Any], dtype: torch.dtype) -> Value:
         """A constant from a host array."""
+        if dtype.is_complex:
+            real, imaginary = (self.constant(part, dtype.to_real()) for part in (array.real, array.imag))
+            return self.complex(real, imaginary)
         data = np.ascontiguousarray(array.astype(numpy_dtype(dtype)))
         return self.emit("stablehlo.constant", [], array.shape, dtype, value=_dense(data, array.shape, dtype))
 

@@ -205,7 +205,7 @@ class _Source:
         self.signature = signature
         self.lines: list[str] = []
         self.keys: list[str] = []
-        kinds = [argument_kind(a, signature.row.static) for a in signature.schema.arguments]
+        kinds = [argument_kind(a, signature.row) for a in signature.schema.arguments]
         # With nothing but required tensors the list of values is a display, not a series of appends.
         self.display = all(k in ("tensor", "static") for k in kinds) and not signature.targets
         self.values: list[str] = []
@@ -265,7 +265,7 @@ class _Source:
 
     def _argument(self, argument: Any, *, first: bool) -> None:
         name = argument.name
-        kind = argument_kind(argument, self.signature.row.static)
+        kind = argument_kind(argument, self.signature.row)
         written = name in self.signature.targets
         if kind == "tensor":
             self._written(1, name) if written else self._tensor(1, name, first=first)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -53,8 +54,11 @@ def activate(module: types.ModuleType) -> None:
     for key in ("Conjugate", "Negative"):
         for name in lazy_bits.COPIES:
             _library.impl(name, torch.library.fallthrough_kernel, key)
-        for name, function in lazy_bits.kernels(key).items():
-            _library.impl(name, function, key, with_keyset=True)
+        with warnings.catch_warnings():
+            # PyTorch's own registration, "leave the bit to the backend", is replaced on purpose.
+            warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+            for name, function in lazy_bits.kernels(key).items():
+                _library.impl(name, function, key, with_keyset=True)
     patches.apply()
 
 
@@ -176,8 +180,9 @@ def _derived(op: torch._ops.OpOverload[..., Any]) -> list[torch._ops.OpOverload[
 
 
 def _is_composite(name: str) -> bool:
-    """True for CompositeImplicitAutograd overloads: they decompose above autograd, into ops that have formulas."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CompositeImplicitAutograd"))
+    """True for overloads that only decompose, above autograd, into ops that have gradient formulas of their own."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(f"aten::{name}", "CompositeImplicitAutograd") and not has_kernel(f"aten::{name}", "Autograd")
 
 
 def _explicit() -> frozenset[str]:
@@ -193,4 +198,5 @@ def _arguments(op: torch._ops.OpOverload[..., Any]) -> list[tuple[str, str]]:
 
 
 def _factory(argument: Any) -> bool:
-    return argument.name in ("dtype", "layout", "device", "pin_memory", "memory_format") and argument.kwarg_only
+    named = argument.name in ("dtype", "layout", "device", "pin_memory", "memory_format")
+    return named and argument.kwarg_only and argument.has_default_value()

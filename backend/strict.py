@@ -39,10 +39,12 @@ _KINDS = {
 }
 
 
-def argument_kind(argument: Any, static: frozenset[str] = frozenset()) -> str:
-    """How a kernel treats a schema argument; Scalars whose value decides a shape are static."""
+def argument_kind(argument: Any, row: Lowering | None = None) -> str:
+    """How a kernel treats a schema argument; the row tells which Scalars are static, and which floats are not."""
     kind = _KINDS.get(str(argument.type), "static")
-    return "static" if argument.name in static and kind.startswith("scalar") else kind
+    if row is not None and argument.name in row.dynamic:
+        return "scalar"
+    return "static" if row is not None and argument.name in row.static and kind.startswith("scalar") else kind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -245,7 +247,7 @@ class _Module:
         shapeless, dimensions = [self.signature.name, f"donate={self.donate:d}"], []
         for argument in self.signature.schema.arguments:
             value = self.values[argument.name]
-            kind = argument_kind(argument, self.signature.row.static)
+            kind = argument_kind(argument, self.signature.row)
             if kind.startswith("tensor"):
                 described = self.tensors[argument.name]
                 for tensor in described if isinstance(described, list) else [described]:
@@ -285,7 +287,7 @@ class _Module:
     def _input(self, builder: Builder, argument: Any, bases: dict[str, list[Value]]) -> Any:
         name = argument.name
         value = self.values[name]
-        kind = argument_kind(argument, self.signature.row.static)
+        kind = argument_kind(argument, self.signature.row)
         if kind.startswith("tensor"):
             described = self.tensors[name]
             written = name in self.signature.targets
@@ -411,6 +413,8 @@ def _dense_dims(spec: OutputSpec) -> tuple[int, ...]:
 
 def _in_storage_order(value: Value, spec: OutputSpec) -> Value:
     if physical_dims(spec.size, spec.stride) is None:
+        if not value.numel:
+            return value.reshape(_dense_dims(spec))
         raise AssertionError(f"a result with gaps: {spec}")
     return value.transpose(storage_order(spec.size, spec.stride))
 

@@ -109,7 +109,10 @@ def matrix_library() -> bool:
 
 def cpu_backend() -> Any:
     """JAX's CPU backend. Raises RuntimeError where the user's configuration excludes it (``JAX_PLATFORMS``)."""
-    return jax_backend.get_backend("cpu")
+    try:
+        return jax_backend.get_backend("cpu")
+    except AssertionError as error:  # what jax raises where none of JAX_PLATFORMS exists
+        raise RuntimeError("no platform of JAX_PLATFORMS exists here") from error
 
 
 def device_list(devices: Sequence[Any]) -> Any:

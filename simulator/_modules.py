@@ -37,13 +37,14 @@ _WIDEST = 16  # bytes of complex<f64>
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModuleInfo:
-    """The interface of a module, and the names of the operations it uses."""
+    """The interface of a module, the names of the operations it uses, and the bytes of its largest tensor."""
 
     name: str
     arguments: tuple[Aval, ...]
     results: tuple[Aval, ...]
     donated: frozenset[int]
     ops: frozenset[str]
+    largest: int = 0
 
 
 def element_name(dtype: np.dtype[Any]) -> str:
@@ -63,13 +64,14 @@ def inspect(module: Any) -> ModuleInfo:
     """Interface and ops of a parsed module. Raises InvalidArgument for a missing ``main`` or an absurd extent."""
     main = _entry(module)
     ops: set[str] = set()
+    largest = 0
     for operation in walk(module.operation):
         ops.add(operation.name)
         for result in operation.results:
-            _check_extent(result.type)
+            largest = max(largest, _size(result.type))
     kind = main.type
     for tensor in kind.inputs:
-        _check_extent(tensor)
+        largest = max(largest, _size(tensor))
     symbol = module.operation.attributes["sym_name"].value if "sym_name" in module.operation.attributes else "main"
     return ModuleInfo(
         name=symbol,
@@ -77,6 +79,7 @@ def inspect(module: Any) -> ModuleInfo:
         results=tuple(_aval(t) for t in kind.results),
         donated=_donated(main),
         ops=frozenset(ops),
+        largest=largest,
     )
 
 
@@ -107,15 +110,16 @@ def _aval(tensor: Any) -> Aval:
     return Aval(tuple(tensor.shape), dtype)
 
 
-def _check_extent(tensor: Any) -> None:
-    """XLA aborts the process where the product of a shape's dimensions passes 2^63-1, so refuse it first."""
+def _size(tensor: Any) -> int:
+    """An upper bound of the bytes of a type. Raises InvalidArgument where XLA would abort: past 2^63-1."""
     if not isinstance(tensor, ir.RankedTensorType) or not tensor.has_static_shape:
-        return
+        return 0
     size = _WIDEST
     for extent in tensor.shape:
         size *= max(extent, 1)
     if size > _MAX_BYTES:
         raise InvalidArgument(f"{tensor} is larger than any address space")
+    return size
 
 
 def _donated(main: Any) -> frozenset[int]:

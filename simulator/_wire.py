@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from emutpu.backend.pjrt import Aval, InternalError
 
 from emutpu import _jaxlib
 from emutpu._jaxlib import context, ir, stablehlo
+from emutpu.backend.pjrt import Aval, InternalError
 
 from ._modules import ModuleInfo, element_name
 
@@ -32,7 +32,7 @@ class Wire:
     def run(self, values: Sequence[np.ndarray[Any, Any]], op: str) -> list[np.ndarray[Any, Any]]:
         """Interpret; raises InternalError when the interpreter fails."""
         with context(), ir.Location.unknown():
-            attributes = [ir.DenseElementsAttr.get(part) for value in values for part in _encode(value)]
+            attributes = [_attribute(part) for value in values for part in _encode(value)]
             try:
                 answers = stablehlo.eval_module(self._module, attributes)
             except _jaxlib.xla_error_types() as error:
@@ -44,6 +44,11 @@ class Wire:
             decoded.append(_decode(parts[:count], aval))
             del parts[:count]
         return decoded
+
+
+def _attribute(part: Any) -> Any:
+    """The MLIR attribute of an integer array (jaxlib's stubs know the buffer protocol only)."""
+    return ir.DenseElementsAttr.get(part)
 
 
 def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -25,7 +25,8 @@ from emutpu._jaxlib import ir
 from emutpu.backend.pjrt import CompileOptions, Effort, InvalidArgument
 
 from ._modules import ModuleInfo, walk
-from .legalize import Rounding, legalize_precision, plain_dot, passes, widen_bf16_dots
+from .legalize import Rounding, legalize_precision, passes, plain_dot, widen_bf16_dots
+from .rng import unsign_rng
 
 __all__ = ["LITERAL_PASSES", "XlaFlags", "prepare"]
 
@@ -64,6 +65,7 @@ def prepare(module: Any, info: ModuleInfo, options: CompileOptions) -> XlaFlags:
     """
     overrides = dict(options.overrides)
     literal = _boolean(LITERAL_PASSES, overrides.pop(LITERAL_PASSES, "false"))
+    unsign_rng(module, info)
     flags = _FLAGS[options.effort]
     eager = options.effort in (Effort.O0, Effort.O1)
     if eager and not (options.excess_precision or literal) and _library_safe(module, info):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from emutpu import _jaxlib
 from emutpu.backend.pjrt import (
     Aval,
     Buffer,
@@ -19,8 +21,6 @@ from emutpu.backend.pjrt import (
     Topology,
     Unimplemented,
 )
-
-from emutpu import _jaxlib
 
 from . import _blob
 from ._modules import ModuleInfo, inspect, parse

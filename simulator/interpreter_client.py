@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from emutpu import _jaxlib
 from emutpu.backend.pjrt import (
     Aval,
     Buffer,
@@ -18,11 +20,10 @@ from emutpu.backend.pjrt import (
     InvalidArgument,
     MemoryStats,
     ModelledCost,
+    ResourceExhausted,
     Topology,
     Unimplemented,
 )
-
-from emutpu import _jaxlib
 
 from . import _blob
 from ._modules import ModuleInfo, inspect, parse
@@ -46,6 +47,7 @@ UNSUPPORTED: dict[str, str] = {
 """Operations that it would abort the process on, so they are refused at compilation; with the reason."""
 
 _LEGALISE = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
+_LARGEST = 2**34
 # The interpreter and its MLIR context are entered by one thread at a time.
 _LOCK = threading.RLock()
 
@@ -184,6 +186,8 @@ class InterpreterClient:
                     raise Unimplemented(f"{op}: {UNSUPPORTED[op]}", op=info.name)
                 if not op.startswith(("stablehlo.", "func.")):
                     raise Unimplemented(f"{op} is no StableHLO operation", op=info.name)
+            if info.largest > _LARGEST:
+                raise ResourceExhausted("a tensor is too large for the interpreter, which aborts when memory ends")
             legalize_rng(parsed, info)
             widen_bf16_dots(parsed, info)
             legalize_precision(parsed, info)

@@ -16,7 +16,7 @@ from emutpu._jaxlib import context, ir, stablehlo
 
 from ._modules import ModuleInfo, walk
 
-__all__ = ["legalize_rng"]
+__all__ = ["legalize_rng", "unsign_rng"]
 
 _OP = "stablehlo.rng_bit_generator"
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -222,4 +222,30 @@ def legalize_rng(module: Any, info: ModuleInfo) -> None:
             converted = build.emit("bitcast_convert", [data.to(width)], kind)
             operation.results[0].replace_all_uses_with(state.value)
             operation.results[1].replace_all_uses_with(converted.value)
+            operation.erase()
+
+
+def unsign_rng(module: Any, info: ModuleInfo) -> None:
+    """Make signed ``rng_bit_generator`` unsigned ones, bit-cast: XLA:CPU gives unsigned data whatever was asked for."""
+    if _OP not in info.ops:
+        return
+    for operation in [found for found in walk(module.operation) if found.name == _OP]:
+        kind = operation.results[1].type
+        if not isinstance(kind.element_type, ir.IntegerType) or not kind.element_type.is_signless:
+            continue
+        with context(), operation.location:
+            plain = ir.RankedTensorType.get(kind.shape, ir.IntegerType.get_unsigned(kind.element_type.width))
+            point = ir.InsertionPoint(operation)
+            made = ir.Operation.create(
+                _OP,
+                results=[operation.results[0].type, plain],
+                operands=list(operation.operands),
+                attributes={"rng_algorithm": operation.attributes["rng_algorithm"]},
+                ip=point,
+            )
+            cast = ir.Operation.create(
+                "stablehlo.bitcast_convert", results=[kind], operands=[made.results[1]], ip=point
+            )
+            operation.results[0].replace_all_uses_with(made.results[0])
+            operation.results[1].replace_all_uses_with(cast.results[0])
             operation.erase()

@@ -66,6 +66,12 @@ class Context:
         computation, _ = elementwise_dtypes(*values, type_promotion_kind=kind)
         return opmath(computation)
 
+    def common(self, *names: str) -> torch.dtype:
+        """The dtype the named arguments are converted to before anything is computed: PyTorch's result type."""
+        values = [self.arguments[name] for name in names if self.arguments[name] is not None]
+        _, common = elementwise_dtypes(*values, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH)
+        return common
+
     def scalar(self, value: Value | Number, dtype: torch.dtype) -> Value:
         """A scalar argument as a 0-d value of ``dtype``."""
         if isinstance(value, Value):
@@ -90,6 +96,7 @@ class Lowering:
     ``meta``    replaces PyTorch's meta kernel where that is missing or depends on the backend.
     ``dots``    the op emits dots or convolutions, so the matmul precision is part of its key.
     ``reads``   False for in-place ops that overwrite their target without reading it.
+    ``dynamic`` names of float arguments that are device inputs, like Scalars (a learning rate).
     ``dispatched`` False for rows that only other kernels of ours call.
     ``beyond``  the real device has no kernel for it: registered only with ``EMUTPU_BEYOND=1``.
     ``around``  makes what the dispatcher calls from the generated kernel, for ops with something to do on the host first.
@@ -104,6 +111,7 @@ class Lowering:
     meta: Callable[..., Any] | None = None
     dots: bool = False
     reads: bool = True
+    dynamic: frozenset[str] = frozenset()
     dispatched: bool = True
     beyond: bool = False
     around: Callable[[Any], Callable[..., Any]] | None = None
@@ -121,8 +129,9 @@ def _add(row: Lowering) -> None:
 def lowering(schema: str, **options: Any) -> Callable[[Emit], Emit]:
     """Register the decorated function for ``schema``, written as ATen writes it: ``"mm(Tensor self, …) -> Tensor"``."""
     name = schema.partition("(")[0]
-    if isinstance(options.get("static"), str):
-        options["static"] = frozenset(options["static"].split())
+    for option in ("static", "dynamic"):
+        if isinstance(options.get(option), str):
+            options[option] = frozenset(options[option].split())
 
     def register(emit: Emit) -> Emit:
         _add(Lowering(name, schema, emit, **options))

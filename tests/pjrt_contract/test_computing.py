@@ -25,11 +25,6 @@ def run(client: Client, module: bytes, *arrays: np.ndarray, options: CompileOpti
     return [client.to_host(result) for result in executable.execute([client.from_host(array) for array in arrays])]
 
 
-def limited(client: Client, what: str) -> bool:
-    """True after checking that a recorded limitation is refused cleanly."""
-    return (client.name, what) in LIMITS
-
-
 def test_one_copy_each_way(computing: Client) -> None:
     """Neither writing to the source nor reading twice can change what is on the device; reads are read-only."""
     source = np.arange(4096, dtype=np.float32)
@@ -62,10 +57,12 @@ def test_views_outlive_donation(computing: Client) -> None:
 def test_64_bits_are_real(computing: Client, value: int) -> None:
     """64-bit integers and doubles keep every bit although the user's x64 setting is off."""
     (total,) = run(computing, modules.binary("subtract", (), "i64"), np.array(value), np.array(1))
-    assert total.dtype == np.int64 and int(total) == (value - 1 if value > -(2**63) else 2**63 - 1)
+    assert total.dtype == np.int64
+    assert int(total) == (value - 1 if value > -(2**63) else 2**63 - 1)
     tiny = np.array(1 + 2.0**-50)
     (same,) = run(computing, modules.binary("multiply", (), "f64"), tiny, np.array(1.0))
-    assert same.dtype == np.float64 and same == tiny
+    assert same.dtype == np.float64
+    assert same == tiny
 
 
 def test_execution_does_not_wait() -> None:
@@ -110,19 +107,20 @@ def test_passes(computing: Client, precision: str, effort: Effort) -> None:
     assert low <= error <= high
 
 
-@pytest.mark.parametrize("size", [64, 256])
-def test_highest_is_as_good_as_six_passes(size: int) -> None:
-    """The native f32 product that stands for six passes stays within the order-of-summation noise of theirs."""
+@pytest.mark.parametrize("size", [64, 256, 512])
+def test_highest_is_native(size: int) -> None:
+    """The native product that stands for six passes errs like f32 BLAS; the literal ones no more than they should."""
     client = make_client("cpu")
     rng = np.random.default_rng(size)
     left, right = (rng.standard_normal((size, size)).astype(np.float32) for _ in range(2))
     exact = left.astype(np.float64) @ right
     literal = CompileOptions(overrides=(("emutpu_literal_passes", "true"),))
-    errors = [
+    native, six = (
         np.linalg.norm(run(client, modules.dot(size, size, size, "HIGHEST"), left, right, options=options)[0] - exact)
         for options in (CompileOptions(), literal)
-    ]
-    assert errors[0] <= 1.25 * errors[1]
+    )
+    assert native <= 2 * np.linalg.norm(left @ right - exact)
+    assert six <= 1.7e-7 * np.linalg.norm(exact)
 
 
 def rounded(array: np.ndarray) -> np.ndarray:
@@ -187,14 +185,15 @@ def test_convolution_passes(computing: Client) -> None:
 @pytest.mark.parametrize("layout", ["plain", "inner batch"])
 def test_other_products(computing: Client, element: str, out: str, layout: str) -> None:
     """Products of every other dtype are exact on small integers, also in layouts that XLA:CPU's library lacks."""
-    if computing.name == "interpreter" and element != out:
-        pytest.importorskip("jaxlib")
     left, right = np.arange(24).reshape(2, 3, 4) % 5, np.arange(40).reshape(5, 4, 2) % 3
     if layout == "plain":
         left, right = left[0], right[:, :, 0].T
         dims, expected = "contracting_dims = [1] x [0]", left @ right
     else:
-        dims, expected = "batching_dims = [0] x [2], contracting_dims = [2] x [1]", np.einsum("bmk,nkb->bmn", left, right)
+        dims, expected = (
+            "batching_dims = [0] x [2], contracting_dims = [2] x [1]",
+            np.einsum("bmk,nkb->bmn", left, right),
+        )
     kinds = [modules.tensor(array.shape, element) for array in (left, right)]
     result = modules.tensor(expected.shape, out)
     text = f"%0 = stablehlo.dot_general %a0, %a1, {dims} : ({kinds[0]}, {kinds[1]}) -> {result}\nret %0"
@@ -203,7 +202,7 @@ def test_other_products(computing: Client, element: str, out: str, layout: str) 
     np.testing.assert_array_equal(product.astype(np.complex128), expected)
 
 
-RANDOM = [("ui32", (3, 5)), ("ui32", ()), ("ui32", (4, 6)), ("ui32", (0, 3)), ("ui64", (7,)), ("ui16", (9,)), ("ui8", (3, 4))]  # fmt: skip
+RANDOM = [("ui32", (3, 5)), ("i32", (5,)), ("i16", (3,)), ("ui32", ()), ("ui32", (4, 6)), ("ui32", (0, 3)), ("ui64", (7,)), ("ui16", (9,)), ("ui8", (3, 4))]  # fmt: skip
 
 
 @pytest.mark.parametrize("state", [(5, 2**64 - 3), (7, 2**64 - 2, 2**63)])
@@ -216,7 +215,9 @@ def test_random_bits_are_the_same_everywhere(algorithm: str, state: tuple[int, .
     lines, results, values = [], [], []
     for index, (element, shape) in enumerate(RANDOM):
         kind = modules.tensor(shape, element)
-        lines.append(f"%r{index}:2 = stablehlo.rng_bit_generator %a0, algorithm = {algorithm} : ({words}) -> ({words}, {kind})")
+        lines.append(
+            f"%r{index}:2 = stablehlo.rng_bit_generator %a0, algorithm = {algorithm} : ({words}) -> ({words}, {kind})"
+        )
         results += [words, kind]
         values += [f"%r{index}#0", f"%r{index}#1"]
     module = modules.function([words], results, "\n".join(lines) + "\nret " + ", ".join(values))
@@ -239,17 +240,26 @@ def test_clients_agree(op: str) -> None:
     np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+def flushed(array: np.ndarray) -> np.ndarray:
+    """Denormals as zeros of their sign."""
+    return np.where(np.abs(array) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), array), array)
+
+
 @pytest.mark.parametrize("op", ["add", "subtract", "multiply", "divide", "maximum", "minimum"])
 def test_arithmetic_is_exact(computing: Client, op: str) -> None:
-    """Single f32 operations are IEEE's, NaN and signed zeros included: both efforts, bit for bit."""
+    """Single f32 operations are IEEE's, NaN and signed zeros included; denormal results may be zero, as on a TPU."""
     special = np.array([0, -0.0, 1, -1.5, np.inf, -np.inf, np.nan, 3e38, 1.1754944e-38], np.float32)
     left, right = np.repeat(special, special.size), np.tile(special, special.size)
     with np.errstate(all="ignore"):
         expected = getattr(np, op)(left, right)
+    expected = flushed(expected)
     for effort in (Effort.O1, Effort.O2):
         module = modules.binary(op, left.shape)
         (result,) = run(computing, module, left, right, options=CompileOptions(effort=effort))
-        np.testing.assert_array_equal(result, expected)
+        np.testing.assert_array_equal(flushed(result), expected)
+        if op not in {"maximum", "minimum"}:  # which zero is larger is nobody's promise
+            zero = expected == 0
+            np.testing.assert_array_equal(np.signbit(result[zero]), np.signbit(expected[zero]))
 
 
 def test_bf16_rounds_between_operations(computing: Client) -> None:
@@ -303,13 +313,10 @@ def test_unknown_flag(computing: Client) -> None:
 
 def test_out_of_memory(computing: Client) -> None:
     """An impossible allocation is an error that leaves the client usable."""
-    if computing.name == "interpreter":
-        pytest.skip("its tensors are host memory without a limit of their own")
     huge = modules.tensor((2**42,))
     text = f"%0 = stablehlo.broadcast_in_dim %a0, dims = [] : (tensor<f32>) -> {huge}\nret %0"
-    executable = computing.compile(modules.function(["tensor<f32>"], [huge], text), CompileOptions())
     with pytest.raises(MemoryError):
-        computing.to_host(executable.execute([computing.from_host(np.array(1, np.float32))])[0])
+        run(computing, modules.function(["tensor<f32>"], [huge], text), np.array(1, np.float32))
     (two,) = run(computing, modules.binary("add", ()), np.array(1, np.float32), np.array(1, np.float32))
     assert two == 2
 
@@ -326,7 +333,8 @@ def test_compile_releases_the_gil() -> None:
         pending.add_done_callback(lambda _: done.set())
         while not done.wait(0.001):
             ticks += 1
-    assert pending.result().name == "test.op" and ticks > 5
+    assert pending.result().name == "test.op"
+    assert ticks > 5
 
 
 @pytest.mark.parametrize("element", ["f32", "bf16", "i32", "ui8", "complex<f32>"])

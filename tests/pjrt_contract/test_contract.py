@@ -42,12 +42,16 @@ def test_interface(client: Client, options: CompileOptions) -> None:
     executable = client.compile(modules.donating(), options)
     aval = Aval((1024,), np.dtype(np.float32))
     assert executable.name == "aten.add_.Tensor"
-    assert executable.arguments == (aval, aval) and executable.results == (aval,)
+    assert executable.arguments == (aval, aval)
+    assert executable.results == (aval,)
     assert executable.donated == {0}
     (result,) = executable.execute(put(client, *[np.ones(1024, np.float32)] * 2))
-    assert tuple(result.shape) == (1024,) and result.dtype == np.float32 and result.nbytes == 4096
+    assert tuple(result.shape) == (1024,)
+    assert result.dtype == np.float32
+    assert result.nbytes == 4096
     assert not result.is_deleted()
-    assert result.block_until_ready() is result and result.is_ready()
+    assert result.block_until_ready() is result
+    assert result.is_ready()
 
 
 @pytest.mark.parametrize("element", modules.DTYPES)
@@ -60,7 +64,8 @@ def test_dtypes(client: Client, options: CompileOptions, element: str) -> None:
     arguments = put(client, left, right)
     assert arguments[0].dtype == dtype
     (result,) = executable.execute(arguments)
-    assert result.dtype == dtype and tuple(result.shape) == (4,)
+    assert result.dtype == dtype
+    assert tuple(result.shape) == (4,)
     if client.computes:
         expected = left | right if element == "i1" else left + right
         np.testing.assert_array_equal(client.to_host(result), expected)
@@ -92,7 +97,8 @@ def test_wrong_arguments(client: Client, options: CompileOptions) -> None:
         executable.execute([client.from_host(np.ones(4, np.int32)), good])
     with pytest.raises(InvalidArgument, match="argument 1") as caught:
         executable.execute([good, ONES])
-    assert caught.value.op == "aten.add.Tensor" and caught.value.code == "INVALID_ARGUMENT"
+    assert caught.value.op == "aten.add.Tensor"
+    assert caught.value.code == "INVALID_ARGUMENT"
 
 
 def test_deleted_arguments(client: Client, options: CompileOptions) -> None:
@@ -112,7 +118,8 @@ def test_donation(client: Client, options: CompileOptions) -> None:
     executable = client.compile(modules.donating(), options)
     given, kept = put(client, *[np.ones(1024, np.float32)] * 2)
     (result,) = executable.launch([given, kept])
-    assert given.is_deleted() and not kept.is_deleted()
+    assert given.is_deleted()
+    assert not kept.is_deleted()
     with pytest.raises(FailedPrecondition):
         executable.execute([given, kept])
     with pytest.raises(FailedPrecondition):
@@ -179,8 +186,8 @@ def test_corrupt_blobs(client: Client, options: CompileOptions) -> None:
     """A blob with any byte changed, cut short, or of another environment is refused before native code is loaded."""
     blob = client.compile(modules.binary("add"), options).serialize()
     broken = [b"", b"\0" * 64, blob[:-1], blob[: len(blob) // 2], blob + b"\0"]
-    for position in range(0, len(blob), max(1, len(blob) // 40)):
-        broken.append(blob[:position] + bytes([blob[position] ^ 1]) + blob[position + 1 :])
+    positions = range(0, len(blob), max(1, len(blob) // 40))
+    broken += [blob[:position] + bytes([blob[position] ^ 1]) + blob[position + 1 :] for position in positions]
     for bad in broken:
         with pytest.raises(InvalidArgument):
             client.deserialize(bad, options)
@@ -192,15 +199,19 @@ def test_corrupt_blobs(client: Client, options: CompileOptions) -> None:
 
 def test_answers(client: Client, options: CompileOptions) -> None:
     """Names, fingerprints, memory and cost have the shapes the protocol gives them."""
-    assert client.name in client.fingerprint() and client.fingerprint() == client.fingerprint()
-    assert client.topology.chip == "v5e" and len(client.topology.devices) == 1
+    assert client.name in client.fingerprint()
+    assert client.fingerprint() == client.fingerprint()
+    assert client.topology.chip == "v5e"
+    assert len(client.topology.devices) == 1
     assert client.topology.devices[0].kind == "TPU v5 lite"
     executable = client.compile(modules.donating(), options)
     memory = executable.memory()
-    assert memory.arguments == 8192 and memory.results == 4096
+    assert memory.arguments == 8192
+    assert memory.results == 4096
     assert executable.cost() is None
     stats = client.memory_stats()
-    assert 0 <= stats.bytes_in_use <= stats.peak_bytes_in_use and stats.bytes_limit is None
+    assert 0 <= stats.bytes_in_use <= stats.peak_bytes_in_use
+    assert stats.bytes_limit is None
     client.synchronize()
 
 
@@ -235,7 +246,9 @@ def test_faults_at_execute(client: Client, options: CompileOptions) -> None:
     assert not isinstance(mul.launch(arguments)[0], ErrorBuffer)
     (failed,) = mul.launch(arguments)
     (later,) = add.execute([failed, arguments[0]])
-    assert isinstance(later, ErrorBuffer) and later.is_ready() and later.shape == (4,)
+    assert isinstance(later, ErrorBuffer)
+    assert later.is_ready()
+    assert later.shape == (4,)
     with pytest.raises(ResourceExhausted, match="out of memory") as caught:
         later.block_until_ready()
     assert caught.value.op == "aten.mul.Tensor"
@@ -294,8 +307,10 @@ def test_error_classes() -> None:
     builtin = {InvalidArgument: ValueError, OutOfRange: IndexError, Unimplemented: NotImplementedError}
     builtin[ResourceExhausted] = MemoryError
     for kind, base in builtin.items():
-        assert issubclass(kind, base) and issubclass(kind, PjrtError)
-    assert ResourceExhausted("x", op="y").op == "y" and ResourceExhausted.code == "RESOURCE_EXHAUSTED"
+        assert issubclass(kind, base)
+        assert issubclass(kind, PjrtError)
+    assert ResourceExhausted("x", op="y").op == "y"
+    assert ResourceExhausted.code == "RESOURCE_EXHAUSTED"
 
 
 @pytest.mark.parametrize("effort", Effort)

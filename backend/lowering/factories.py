@@ -1,0 +1,96 @@
+"""Factories whose value is more than one number: ranges, identities, index triangles.
+
+``full``, ``zeros``, ``ones`` and their like are PyTorch's own compositions: an empty tensor and one fill.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from emutpu.backend.dtypes import opmath
+from emutpu.backend.hlo import Number, Value
+from emutpu.backend.lowering._registry import Context, lowering
+
+__all__: list[str] = []
+
+_OPTIONS = "ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None"
+
+
+def _ramp(cx: Context, start: Number, step: Number) -> Value:
+    """``start + step * i``, in the precision PyTorch's device kernels use: integers exactly, floats in opmath."""
+    (count,), dtype = cx.output.size, cx.output.dtype
+    builder = cx.builder
+    if not dtype.is_floating_point or (float(start).is_integer() and float(step).is_integer()):
+        index = builder.iota((count,), 0, torch.int64 if count >= 2**31 or not _narrow(start, step, count) else torch.int32)
+        first, by = int(start), int(step)
+        value = index if by == 1 else index * by
+        return (value if first == 0 else value + first).convert(dtype)
+    index = builder.iota((count,), 0, opmath(dtype))
+    return (index * float(step) + float(start)).convert(dtype)
+
+
+def _narrow(start: Number, step: Number, count: int) -> bool:
+    return max(abs(int(start)), abs(int(start) + int(step) * count)) < 2**31
+
+
+@lowering(f"arange(Scalar end, *, {_OPTIONS}) -> Tensor", static="end")
+def _arange(cx: Context, end: Number, *options: Any) -> Value:
+    return _ramp(cx, 0, 1)
+
+
+@lowering(f"arange.start(Scalar start, Scalar end, *, {_OPTIONS}) -> Tensor", static="start end")
+def _arange_start(cx: Context, start: Number, end: Number, *options: Any) -> Value:
+    return _ramp(cx, start, 1)
+
+
+@lowering(
+    f"arange.start_step(Scalar start, Scalar end, Scalar step=1, *, {_OPTIONS}) -> Tensor", static="start end step"
+)
+def _arange_step(cx: Context, start: Number, end: Number, step: Number, *options: Any) -> Value:
+    return _ramp(cx, start, step)
+
+
+@lowering(f"range(Scalar start, Scalar end, *, {_OPTIONS}) -> Tensor", static="start end")
+def _range(cx: Context, start: Number, end: Number, *options: Any) -> Value:
+    return _ramp(cx, start, 1)
+
+
+@lowering(f"range.step(Scalar start, Scalar end, Scalar step=1, *, {_OPTIONS}) -> Tensor", static="start end step")
+def _range_step(cx: Context, start: Number, end: Number, step: Number, *options: Any) -> Value:
+    return _ramp(cx, start, step)
+
+
+@lowering(f"linspace(Scalar start, Scalar end, int steps, *, {_OPTIONS}) -> Tensor")
+def _linspace(cx: Context, start: Value, end: Value, steps: int, *options: Any) -> Value:
+    """From the nearer end, so that both ends are exact."""
+    dtype = cx.output.dtype
+    builder = cx.builder
+    if steps <= 1:
+        return cx.scalar(start, dtype).broadcast((steps,))
+    compute = opmath(dtype) if dtype.is_floating_point or dtype.is_complex else torch.float32
+    first, last = (cx.scalar(v.convert(dtype), compute) for v in (start, end))
+    step = (last - first) / (steps - 1)
+    index = builder.iota((steps,), 0, torch.int32)
+    forward = first + step * index.convert(compute)
+    backward = last - step * (steps - 1 - index).convert(compute)
+    return builder.select(index < steps // 2, forward, backward).convert(dtype)
+
+
+def _identity(cx: Context, *arguments: Any) -> Value:
+    rows, columns = cx.output.size
+    builder = cx.builder
+    row, column = (builder.iota((rows, columns), d, torch.int32) for d in (0, 1))
+    return row.eq(column).convert(cx.output.dtype)
+
+
+lowering(f"eye(SymInt n, *, {_OPTIONS}) -> Tensor")(_identity)
+lowering(f"eye.m(SymInt n, SymInt m, *, {_OPTIONS}) -> Tensor")(_identity)
+
+
+@lowering(f"tril_indices(int row, int col, int offset=0, *, {_OPTIONS.replace('=None', '=4', 1)}) -> Tensor")
+def _tril_indices(cx: Context, row: int, col: int, offset: int, *options: Any) -> Value:
+    """Known from the arguments alone: a constant."""
+    data = torch.tril_indices(row, col, offset, dtype=torch.int64, device="cpu")
+    return cx.builder.constant(data.numpy(), cx.output.dtype)

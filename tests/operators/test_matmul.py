@@ -1,0 +1,70 @@
+"""Contractions against CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import assert_same, check_backward, check_forward, check_inplace, highest
+
+NAMES = ["mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "matmul", "inner", "nn.functional.linear"]
+FLOATS = [torch.float32, torch.bfloat16, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", NAMES)
+def test_forward(name: str, dtype: torch.dtype) -> None:
+    """Equals CPU, with beta and alpha; 16-bit inputs accumulate in float32."""
+    check_forward(name, dtype)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_backward(name: str) -> None:
+    """Gradients equal CPU."""
+    check_backward(name)
+
+
+@pytest.mark.parametrize("name", ["addmm", "baddbmm", "addmv", "addr"])
+def test_inplace(name: str) -> None:
+    """In-place variants write through views."""
+    check_inplace(name, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_addr(dtype: torch.dtype) -> None:
+    """An outer product is elementwise, so integers and bools work."""
+    check_forward("addr", dtype)
+
+
+def test_zero_beta_ignores_the_bias() -> None:
+    """``beta=0`` drops NaN in the bias, though beta is an input of the module."""
+    bias = torch.full((3, 5), torch.nan)
+    x, y = torch.randn(3, 4), torch.randn(4, 5)
+    with highest():
+        actual = torch.addmm(bias.to("tpu"), x.to("tpu"), y.to("tpu"), beta=0)
+    assert_same(actual, x @ y, what="addmm with beta 0")
+
+
+def test_empty_contraction_is_zero() -> None:
+    """[2, 0] @ [0, 3] is zeros, [0, 4] @ [4, 3] is empty."""
+    for left, right in (((2, 0), (0, 3)), ((0, 4), (4, 3))):
+        x, y = torch.randn(left), torch.randn(right)
+        assert_same(x.to("tpu") @ y.to("tpu"), x @ y, what=f"{left} @ {right}")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_integers_are_refused(dtype: torch.dtype) -> None:
+    """The device's matrix unit takes floats: its NotImplementedError names the op."""
+    x = torch.ones(2, 2, dtype=dtype, device="tpu")
+    with pytest.raises(NotImplementedError, match=r"mm\(\): not implemented for"):
+        torch.mm(x, x)
+
+
+def test_transposed_weight_is_read_in_the_module() -> None:
+    """``x @ w.t()`` is one launch: no copy of the transposed view."""
+    x, w = torch.randn(3, 4).to("tpu"), torch.randn(5, 4).to("tpu")
+    from emutpu.backend.kernels import op_counts
+
+    before = op_counts()
+    x @ w.t()
+    after = op_counts()
+    assert {k: v - before.get(k, 0) for k, v in after.items() if v != before.get(k, 0)} == {"aten.mm.default": 1}

@@ -1,0 +1,133 @@
+"""Training steps: a small network whose loss is read every step, and the host's share of a convolutional one."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tools.bench.case import Bounded, Case, Measurement, Plan, alternate, seconds_of
+
+__all__ = ["CASES"]
+
+_BATCH = 32
+
+
+def _mlp(width: int, device: str) -> Callable[[], float]:
+    """One step of a two-layer network: forward, backward, SGD, and the loss on the host."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    inputs, targets = (torch.randn(_BATCH, width).to(device) for _ in range(2))
+
+    def step() -> float:
+        loss = F.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def _mlp_step(plan: Plan, width: int, steps: int, rounds: int) -> Measurement:
+    device, host = _mlp(width, "tpu"), _mlp(width, "cpu")
+    pairs = alternate(lambda: seconds_of(device, steps), lambda: seconds_of(host, steps), plan.rounds(rounds), 1e3)
+    return Measurement(pairs, {"launches per step": _launches(device)})
+
+
+def _launches(step: Callable[[], Any]) -> float:
+    from emutpu.backend.runtime import runtime
+
+    before = sum(runtime().statistics().ops.values())
+    step()
+    return float(sum(runtime().statistics().ops.values()) - before)
+
+
+class _Dispatched(TorchDispatchMode):
+    """Counts every op that reaches a backend, views and allocations included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _resnet18(device: str) -> Callable[[], Any]:
+    """One step of timm's ResNet-18 on two small images, SGD with momentum. The loss is not read."""
+    from tests.support import torchvision_schemas
+
+    torchvision_schemas.declare()
+    import timm
+
+    model = timm.create_model("resnet18", num_classes=10).to(device).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    images = torch.zeros(2, 3, 64, 64).to(device)
+    labels = torch.zeros(2, dtype=torch.int64).to(device)
+
+    def step() -> None:
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _resnet18_host(plan: Plan) -> Measurement:
+    step, meta = _resnet18("tpu"), _resnet18("meta")
+    for _ in range(2):
+        step()
+    launches = _launches(step)
+    with _Dispatched() as dispatched:
+        step()
+    total = float(dispatched.counts.total())
+    pairs = alternate(lambda: seconds_of(step, 1), lambda: seconds_of(meta, 1), plan.rounds(60), 1e6 / launches)
+    measured = Measurement(pairs)
+    extra = {
+        "launches per step": launches,
+        "dispatched per step": total,
+        "us per dispatched op": measured.value * launches / total,
+        "us per launch, fastest round": min(value for value, _ in pairs),
+    }
+    return Measurement(pairs, extra)
+
+
+def _mlp_case(width: int, bound: float, steps: int, rounds: int, calls: int) -> Case:
+    return Case(
+        f"mlp_step_{width}",
+        f"training step of a 2-layer MLP of width {width}, loss read",
+        "CPU eager",
+        "ms",
+        bound,
+        functools.partial(_mlp_step, width=width, steps=steps, rounds=rounds),
+        functools.partial(_mlp, width, "tpu"),
+        calls=calls,
+    )
+
+
+CASES = (
+    _mlp_case(256, 2.0, steps=2, rounds=200, calls=300),
+    _mlp_case(2048, 1.2, steps=1, rounds=20, calls=10),
+    Case(
+        "resnet18_host",
+        "host time per launch of a ResNet-18 training step, nothing computed",
+        "the meta device",
+        "us",
+        22.0,
+        _resnet18_host,
+        functools.partial(_resnet18, "tpu"),
+        Bounded.VALUE,
+        {"EMUTPU_CLIENT": "dry_run"},
+        calls=20,
+    ),
+)
