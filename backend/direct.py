@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from emutpu.backend import data_dependent
 from emutpu.backend.copies import copy_from, local_scalar
+from emutpu.backend.storage import DEVICE, empty_tensor
 
 __all__ = ["KERNELS"]
 
@@ -27,7 +28,15 @@ def _to_copy(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """PyTorch's own, without ``non_blocking``: C++ would allocate pinned memory from an allocator that is not there."""
+    """On the device one conversion is one launch. Otherwise PyTorch's own composition.
+
+    It must not see ``non_blocking``: C++ would allocate pinned memory from an allocator that is not there.
+    """
+    if (device is None or device.type == self.device.type == DEVICE.type) and layout in (None, torch.strided):
+        from emutpu.backend.registration import kernel
+
+        converted: torch.Tensor = kernel("_to_copy").function(self, dtype=dtype, memory_format=memory_format)
+        return converted
     copied: torch.Tensor = _composite_to_copy(
         _PRIVATE_KEYS,
         self,
@@ -41,8 +50,21 @@ def _to_copy(
     return copied
 
 
+def _efficientzerotensor(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """Zeros that cost nothing: an unwritten tensor reads as zeros."""
+    return empty_tensor(size, None, dtype or torch.get_default_dtype(), "_efficientzerotensor")
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
     "_copy_from": copy_from,
+    "_efficientzerotensor": _efficientzerotensor,
     "_local_scalar_dense": local_scalar,
     "_to_copy": _to_copy,
     **data_dependent.KERNELS,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keyword
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from sys import _getframe, getrefcount
 from typing import Any
@@ -127,6 +128,15 @@ def _target(name: str, argument: str, tensor: torch.Tensor) -> Cell:
     return cell
 
 
+def _shared(donate: bool, values: list[Buffer], cells: list[Cell]) -> tuple[bool, tuple[int, ...] | None]:
+    """Whether the lists' written values may be donated when some value comes twice, and which targets share a cell."""
+    counts = Counter(map(id, values))
+    donate = donate and all(counts[id(cell.value)] <= 1 for cell in cells)
+    first: dict[int, int] = {}
+    pattern = tuple(first.setdefault(id(cell), index) for index, cell in enumerate(cells))
+    return donate, pattern if len(first) != len(cells) else None
+
+
 def _blame(results: Sequence[Buffer], origin: Origin) -> None:
     """Remember which launch made an asynchronous failure, the first time it is seen."""
     for result in results:
@@ -180,7 +190,8 @@ class Kernel:
             "miss": self._miss,
             "name": self.name,
             "numbers": _NUMBERS,
-            "scalar": _scalars.get,
+            "scalar_value": _scalars.get,
+            "shared": _shared,
             "storage": torch.Tensor.untyped_storage,
             "target": _target,
             "wrap": wrap,
@@ -284,7 +295,7 @@ class _Source:
         elif kind in ("scalar", "scalar?"):
             self._scalar(argument)
         elif kind == "scalars":
-            self._add(1, f"for s in {name}: a.append(scalar(s))")
+            self._add(1, f"for s in {name}: a.append(scalar_value(s))")
             self.keys.append(f"tuple([s.__class__ for s in {name}])")
         elif kind == "static":
             if "List" in str(argument.type):
@@ -367,12 +378,18 @@ class _Source:
         self._add(1, f"if {absent}: k_{x} = None")
         self._add(1, "else:")
         self._add(2, f"k_{x} = {local}.__class__")
-        self._add(2, f"a.append(scalar({local}))")
+        self._add(2, f"a.append(scalar_value({local}))")
         self.keys.append(f"k_{x}")
 
     def _shared_values(self) -> None:
-        """A value passed twice (``x.mul_(x)``, views of one storage) must not be donated."""
-        if self.signature.targets:
+        """A written value passed twice (``x.mul_(x)``, views of one storage) must not be donated."""
+        kinds = {a.name: argument_kind(a) for a in self.signature.schema.arguments}
+        if any(kinds[x] == "tensors" for x in self.signature.targets):
+            cells = ", ".join(f"*c_{x}" if kinds[x] == "tensors" else f"c_{x}" for x in self.signature.targets)
+            self._add(1, "w = None")
+            self._add(1, f"if len({{id(v) for v in a}}) != len(a): d, w = shared(d, a, [{cells}])")
+            self.keys.append("w")
+        elif self.signature.targets:
             self._add(1, "if d and len(a) > 1 and len({id(v) for v in a}) != len(a): d = False")
 
     def _late_arguments(self) -> None:
@@ -406,7 +423,7 @@ class _Source:
             self._add(1, "l = iter(e.layouts)")
         for x in signature.targets:
             self._write_back(x)
-        returns = [*fresh, *signature.returned_targets]
+        returns = [*fresh, *signature.returned_targets] or ["None"]
         self._add(1, f"return {returns[0]}" if len(returns) == 1 else f"return ({', '.join(returns)})")
 
     def _write_back(self, x: str) -> None:

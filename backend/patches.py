@@ -175,6 +175,19 @@ def _backward_on_this_thread() -> None:
     torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]  # bound by import
 
 
+def _print_from_the_host() -> None:
+    """Printing computes widths with a dozen ops on the tensor's own device: a dozen compilations for one ``print``."""
+    from torch import _tensor_str
+
+    original = _tensor_str._tensor_str
+
+    def tensor_str(self: torch.Tensor, indent: int) -> str:
+        text: str = original(self.cpu() if self.device.type == DEVICE.type else self, indent)
+        return text
+
+    _tensor_str._tensor_str = tensor_str
+
+
 PATCHES = (
     _untyped_storage_new,
     _storage_sizes,
@@ -184,6 +197,7 @@ PATCHES = (
     _accelerator,
     _float32_matmul_precision,
     _backward_on_this_thread,
+    _print_from_the_host,
 )
 
 

@@ -75,7 +75,8 @@ class Signature:
     def of(op: torch._ops.OpOverload[..., Any], row: Lowering) -> Signature:
         schema = op._schema
         written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        by_alias = {next(iter(a.alias_info.before_set)): a.name for a in written if a.alias_info is not None}
+        # A written list has no alias set of its own, and is never returned.
+        by_alias = {alias: a.name for a in written if a.alias_info for alias in a.alias_info.before_set}
         fresh, returned = [], []
         for index, result in enumerate(schema.returns):
             if result.alias_info is None:
@@ -149,12 +150,16 @@ def _launcher(executable: Executable, options: Options) -> Launch:
 
 @dataclasses.dataclass(slots=True)
 class _Tensor:
-    """A tensor argument: its view over its cell's value; ``foreign`` for a 0-d CPU operand."""
+    """A tensor argument: its view over its cell's value; ``cell`` is the cell's identity, None for a 0-d CPU operand."""
 
     view: View
     layout: Layout
     nbytes: int
-    foreign: bool = False
+    cell: int | None = None
+
+    @property
+    def foreign(self) -> bool:
+        return self.cell is None
 
 
 class _Module:
@@ -239,7 +244,18 @@ class _Module:
         return made
 
     def written_layouts(self) -> list[Layout]:
-        return [views.covering_layout(t.view, t.nbytes) or t.layout for t in self._target_tensors()]
+        layouts: dict[int | None, Layout] = {}
+        written = []
+        for tensor in self._target_tensors():
+            layout = views.covering_layout(tensor.view, tensor.nbytes) or layouts.get(tensor.cell, tensor.layout)
+            layouts[tensor.cell] = layout
+            written.append(layout)
+        return written
+
+    def _shared_cells(self) -> tuple[int, ...]:
+        """Which targets are views of one storage: for each the first target with its cell."""
+        first: dict[int | None, int] = {}
+        return tuple(first.setdefault(t.cell, index) for index, t in enumerate(self._target_tensors()))
 
     # Key -------------------------------------------------------------------------------------------------
 
@@ -260,6 +276,9 @@ class _Module:
                 shapeless.append(f"{argument.name}:{'default' if default else type(value).__name__}")
             elif kind == "static":
                 shapeless.append(f"{argument.name}={value}")
+        shared = self._shared_cells()
+        if len(set(shared)) != len(shared):
+            shapeless.append(f"shared={shared}")
         options = self.options.canonical()
         return Key(fingerprint(";".join(shapeless)), fingerprint(";".join(dimensions)), fingerprint(options))
 
@@ -327,13 +346,17 @@ class _Module:
             assert value is not None
             finished.append(_in_storage_order(value, spec))
         updates = iter(results[count:])
+        # Targets may be views of one storage: each writes into what the one before it left.
+        latest: dict[int | None, tuple[Value, Layout]] = {}
         for name in self.signature.targets:
             for index, tensor in enumerate(t for t in _as_list(self.tensors[name]) if t is not None):
                 update = next(updates)
                 assert update is not None
                 update = update.convert(tensor.view.dtype).broadcast(tensor.view.size)
-                base = bases[name][index] if bases.get(name) else None
-                finished.append(views.write(base, tensor.layout, tensor.view, update, tensor.nbytes)[0])
+                own = (bases[name][index] if bases.get(name) else None, tensor.layout)
+                base, layout = latest.get(tensor.cell, own)
+                latest[tensor.cell] = views.write(base, layout, tensor.view, update, tensor.nbytes)
+                finished.append(latest[tensor.cell][0])
         return finished
 
 
@@ -348,7 +371,7 @@ def _describe(op: str, value: Any) -> Any:
         return None
     if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
         dtype = _foreign_dtype(value)
-        return _Tensor(View((), (), 0, dtype), layout_of((), dtype), dtype.itemsize, foreign=True)
+        return _Tensor(View((), (), 0, dtype), layout_of((), dtype), dtype.itemsize)
     check_supported(value.dtype, op_label(op))
     from emutpu.backend.storage import cell_of
 
@@ -361,7 +384,7 @@ def _describe(op: str, value: Any) -> Any:
             f"{dtype_name(view.dtype)} at offset {view.offset}\n  issued at {describe(*capture())}\n"
             "  the storage was resized (untyped_storage().resize_): grow it before the tensor is used"
         )
-    return _Tensor(view, cell.layout, cell.nbytes)
+    return _Tensor(view, cell.layout, cell.nbytes, id(cell))
 
 
 def _foreign_dtype(value: Any) -> torch.dtype:

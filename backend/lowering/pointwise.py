@@ -174,6 +174,13 @@ lowerings(
 )
 
 
+def _polygamma(x: Value, n: int) -> Value:
+    return x.builder.binary("chlo.polygamma", x.builder.full(n, x.shape, x.dtype), x)
+
+
+lowering("polygamma(int n, Tensor self) -> Tensor")(elementwise(FLOAT, _polygamma, "self"))
+
+
 @lowering("round.decimals(Tensor self, *, int decimals) -> Tensor")
 def _round_decimals(cx: Context, x: Value, decimals: int) -> Value:
     if not x.dtype.is_floating_point:
@@ -372,6 +379,7 @@ _EITHER = {
     "__lshift__": (".Tensor", _binary(SAME, _shift_left)),
     "__rshift__": (".Tensor", _binary(SAME, _shift_right)),
 }
+lowering("floor_divide_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)")(_binary(SAME, floor_divide))
 lowerings(_PAIR, {name + overload: emit for name, (overload, emit) in _EITHER.items()})
 lowerings(_PAIR_SCALAR, {name + ".Scalar": emit for name, (_, emit) in _EITHER.items()})
 lowerings(
@@ -500,6 +508,15 @@ lowerings(
 @lowering("clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor")
 def _clone(cx: Context, x: Value, memory_format: Any) -> Value:
     return x
+
+
+@lowering(
+    "_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, "
+    "bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor",
+    dispatched=False,
+)
+def _to_copy(cx: Context, x: Value, *options: Any) -> Value:
+    return x.convert(cx.output.dtype)
 
 
 @lowering("copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)", reads=False, dispatched=False)
