@@ -10,7 +10,7 @@ import torch
 from emutpu.backend import bounds
 from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Value
-from emutpu.backend.lowering._registry import Context, Emit, lowering, lowerings
+from emutpu.backend.lowering._registry import Context, lowering, lowerings
 
 __all__: list[str] = []
 
@@ -156,28 +156,6 @@ def _wide(*values: Value | None) -> list[Any]:
     return [None if v is None else v.convert(dtype) for v in values]
 
 
-@lowering("binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=1) -> Tensor")
-def _binary_cross_entropy(cx: Context, x: Value, target: Value, weight: Value | None, reduction: int) -> Value:
-    """The logarithms are cut at -100, so that 0 times infinity does not arise."""
-    x, target, weight = _wide(x, target, weight)
-    losses = (target - 1) * (-x).unary("stablehlo.log_plus_one").maximum(-100) - target * x.log().maximum(-100)
-    return _reduced(cx, losses if weight is None else losses * weight, reduction)
-
-
-@lowering(
-    "binary_cross_entropy_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight=None, "
-    "int reduction=1) -> Tensor"
-)
-def _binary_cross_entropy_backward(
-    cx: Context, grad: Value, x: Value, target: Value, weight: Value | None, reduction: int
-) -> Value:
-    grad, x, target, weight = _wide(grad, x, target, weight)
-    slope = grad * (x - target) / ((1 - x) * x).maximum(1e-12)
-    if weight is not None:
-        slope = slope * weight
-    return (slope / x.numel if reduction == _MEAN else slope).convert(cx.output.dtype)
-
-
 @lowering(
     "binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, "
     "int reduction=1) -> Tensor"
@@ -211,20 +189,9 @@ def _smooth_l1(cx: Context, x: Value, target: Value, reduction: int, beta: float
     return _reduced(cx, error, reduction)
 
 
-def _bounded_error(*, scaled: bool) -> Emit:
-    """The gradients of huber (slope ``delta`` outside) and smooth L1 (slope 1 outside, ``error / beta`` inside)."""
-
-    def emit(cx: Context, grad: Value, x: Value, target: Value, reduction: int, delta: float) -> Value:
-        grad, x, target = _wide(grad, x, target)
-        error = x - target
-        outside = error.unary("stablehlo.sign") * (delta if scaled else 1)
-        inside = error if scaled else error / delta
-        slope = cx.builder.select(error.abs() <= delta if scaled else error.abs() < delta, inside, outside)
-        return (grad * slope * (1 / x.numel if reduction == _MEAN else 1)).convert(cx.output.dtype)
-
-    return emit
-
-
-_BACKWARD = "_backward(Tensor grad_output, Tensor self, Tensor target, int reduction, float "
-lowering("huber_loss" + _BACKWARD + "delta) -> Tensor")(_bounded_error(scaled=True))
-lowering("smooth_l1_loss" + _BACKWARD + "beta) -> Tensor")(_bounded_error(scaled=False))
+@lowering("huber_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction, float delta) -> Tensor")
+def _huber_backward(cx: Context, grad: Value, x: Value, target: Value, reduction: int, delta: float) -> Value:
+    grad, x, target = _wide(grad, x, target)
+    error = x - target
+    slope = error.maximum(-delta).minimum(delta)
+    return (grad * slope * (1 / x.numel if reduction == _MEAN else 1)).convert(cx.output.dtype)
