@@ -11,7 +11,7 @@ import torch
 from emutpu.backend import bounds
 from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Value
-from emutpu.backend.lowering._registry import Context, Emit, lowering, lowerings
+from emutpu.backend.lowering._registry import Context, lowering, lowerings
 
 __all__: list[str] = []
 
@@ -226,20 +226,9 @@ def _smooth_l1(cx: Context, x: Value, target: Value, reduction: int, beta: float
     return _reduced(cx, error, reduction)
 
 
-def _bounded_error(*, scaled: bool) -> Emit:
-    """The gradients of huber (slope ``delta`` outside) and smooth L1 (slope 1 outside, ``error / beta`` inside)."""
-
-    def emit(cx: Context, grad: Value, x: Value, target: Value, reduction: int, delta: float) -> Value:
-        grad, x, target = _wide(grad, x, target)
-        error = x - target
-        outside = error.unary("stablehlo.sign") * (delta if scaled else 1)
-        inside = error if scaled else error / delta
-        slope = cx.builder.select(error.abs() <= delta if scaled else error.abs() < delta, inside, outside)
-        return (grad * slope * (1 / x.numel if reduction == _MEAN else 1)).convert(cx.output.dtype)
-
-    return emit
-
-
-_BACKWARD = "_backward(Tensor grad_output, Tensor self, Tensor target, int reduction, float "
-lowering("huber_loss" + _BACKWARD + "delta) -> Tensor")(_bounded_error(scaled=True))
-lowering("smooth_l1_loss" + _BACKWARD + "beta) -> Tensor")(_bounded_error(scaled=False))
+@lowering("huber_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction, float delta) -> Tensor")
+def _huber_backward(cx: Context, grad: Value, x: Value, target: Value, reduction: int, delta: float) -> Value:
+    grad, x, target = _wide(grad, x, target)
+    error = x - target
+    slope = error.maximum(-delta).minimum(delta)
+    return (grad * slope * (1 / x.numel if reduction == _MEAN else 1)).convert(cx.output.dtype)

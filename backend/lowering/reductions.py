@@ -85,7 +85,24 @@ lowerings(
     "(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor",
     {"amax": _extremum(Value.max), "amin": _extremum(Value.min)},
 )
-lowerings("(Tensor self) -> Tensor", {"max": _extremum(Value.max), "min": _extremum(Value.min)})
+
+
+def _whole_extremum(name: str, reduce: Body) -> Emit:
+    def emit(cx: Context, x: Value) -> Value:
+        if x.numel == 0:
+            # PyTorch's meta kernel does not look.
+            raise RuntimeError(
+                f"{name}(): Expected reduction dim to be specified for input.numel() == 0. "
+                "Specify the reduction dim with the 'dim' argument."
+            )
+        return reduce(x, reduced_dims(x, None), False)  # type: ignore[return-value]  # one value
+
+    return emit
+
+
+lowerings(
+    "(Tensor self) -> Tensor", {"max": _whole_extremum("max", Value.max), "min": _whole_extremum("min", Value.min)}
+)
 
 
 @lowering("aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)")
@@ -160,7 +177,11 @@ def _logical(reduce: Body, none_for_empty: bool = False) -> Emit:
 
 
 lowerings("(Tensor self) -> Tensor", {"any": _logical(Value.any), "all": _logical(Value.all)})
-lowerings("(Tensor self) -> Tensor", {"_is_any_true": _logical(Value.any), "_is_all_true": _logical(Value.all)}, meta=lambda self: self.new_empty(()))
+lowerings(
+    "(Tensor self) -> Tensor",
+    {"_is_any_true": _logical(Value.any), "_is_all_true": _logical(Value.all)},
+    meta=lambda self: self.new_empty(()),
+)
 lowerings(
     "(Tensor self, int dim, bool keepdim=False) -> Tensor",
     {"any.dim": _logical(Value.any), "all.dim": _logical(Value.all)},

@@ -24,9 +24,7 @@ def _count(x: Value, dims: Sequence[int]) -> int:
 # ----------------------------------------------------------------------------------------------------- variances
 
 
-def _variance(
-    cx: Context, x: Value, dim: Any, correction: Value | Number | None, keepdim: bool
-) -> tuple[Value, Value]:
+def _variance(cx: Context, x: Value, dim: Any, correction: Value | Number | None, keepdim: bool) -> tuple[Value, Value]:
     """Variance and mean, in computation precision; the divisor never falls below zero."""
     x = x.convert(opmath(x.dtype))
     dims = reduced_dims(x, dim)
@@ -143,9 +141,7 @@ def _weight_norm(cx: Context, v: Value, g: Value, dim: int) -> list[Value]:
     "_weight_norm_interface_backward(Tensor grad_w, Tensor saved_v, Tensor saved_g, Tensor saved_norms, int dim)"
     " -> (Tensor, Tensor)"
 )
-def _weight_norm_backward(
-    cx: Context, grad: Value, v: Value, g: Value, norms: Value, dim: int
-) -> list[Value]:
+def _weight_norm_backward(cx: Context, grad: Value, v: Value, g: Value, norms: Value, dim: int) -> list[Value]:
     compute = opmath(v.dtype)
     grad, x, gain, length = (value.convert(compute) for value in (grad, v, g, norms))
     projected = (grad * x).sum([d for d in range(v.ndim) if d != dim % v.ndim], keepdim=True)
@@ -177,9 +173,7 @@ def _count_nonzero(cx: Context, x: Value, dim: Any) -> Value:
 lowering("count_nonzero.dim_IntList(Tensor self, int[] dim) -> Tensor")(_count_nonzero)
 
 
-@lowering(
-    "nansum(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", beyond=True
-)
+@lowering("nansum(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", beyond=True)
 def _nansum(cx: Context, x: Value, dim: Any, keepdim: bool, dtype: Any) -> Value:
     if x.dtype.is_floating_point:
         x = cx.builder.select(x.is_nan(), 0, x)

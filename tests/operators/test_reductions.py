@@ -85,7 +85,9 @@ def test_backward(name: str) -> None:
 
 def test_ties_and_nan_of_extrema() -> None:
     """The first of equal values is named; a NaN beats every number, the first NaN the others."""
-    rows = torch.tensor([[1.0, 3.0, 3.0, 2.0], [1.0, math.nan, 9.0, math.nan], [-math.inf] * 4, [math.inf, 1.0, math.inf, 0.0]])
+    rows = torch.tensor(
+        [[1.0, 3.0, 3.0, 2.0], [1.0, math.nan, 9.0, math.nan], [-math.inf] * 4, [math.inf, 1.0, math.inf, 0.0]]
+    )
     for function in (torch.max, torch.min):
         assert_same(function(rows.to("tpu"), 1), function(rows, 1), what=function.__name__)
         assert_same(function(rows.to("tpu")), function(rows), what=function.__name__)
@@ -148,6 +150,12 @@ def test_out_and_list_of_dimensions() -> None:
 def test_missing_on_the_device() -> None:
     """What the device lacks is refused in its words."""
     x = torch.randn(4, 5, device="tpu")
-    for call in (x.median, x.nansum, lambda: x.kthvalue(1), lambda: torch.std_mean(x), lambda: torch.renorm(x, 2, 0, 1)):
+    for call in (
+        x.median,
+        x.nansum,
+        lambda: x.kthvalue(1),
+        lambda: torch.std_mean(x),
+        lambda: torch.renorm(x, 2, 0, 1),
+    ):
         with pytest.raises(NotImplementedError, match="is not implemented for TPU"):
             call()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,13 +25,7 @@ def test_floats(name: str) -> None:
     check_forward(name, torch.float32)
 
 
-@pytest.mark.parametrize("name", ["bincount"])
-def test_integers(name: str) -> None:
-    """Equals CPU."""
-    check_forward(name, torch.int64)
-
-
-@pytest.mark.parametrize("name", [*SCANS, "logcumsumexp", "sort", "topk", "msort"])
+@pytest.mark.parametrize("name", [*SCANS, "sort", "topk", "msort"])
 def test_backward(name: str) -> None:
     """Gradients equal CPU."""
     check_backward(name)
@@ -46,7 +39,11 @@ def test_stable_sort(descending: bool) -> None:
         given = keys.to(dtype)
         expected = given.sort(dim=1, descending=descending, stable=True)
         assert_same(given.to("tpu").sort(dim=1, descending=descending, stable=True), expected, what=f"{dtype}")
-    for integers in (torch.tensor([5, 1, 5, -3, 1]), torch.tensor([True, False, True, False]), torch.tensor([250, 3], dtype=torch.uint8)):
+    for integers in (
+        torch.tensor([5, 1, 5, -3, 1]),
+        torch.tensor([True, False, True, False]),
+        torch.tensor([250, 3], dtype=torch.uint8),
+    ):
         expected = integers.sort(descending=descending, stable=True)
         actual = integers.to("tpu").sort(descending=descending, stable=True)
         assert_same(actual, expected, what=f"{integers.dtype}")
@@ -55,7 +52,7 @@ def test_stable_sort(descending: bool) -> None:
 
 
 def test_argsort() -> None:
-    """argsort along another dimension, stable."""
+    """Argsort along another dimension, stable."""
     x = torch.tensor([[2, 1], [2, 0], [1, 1]])
     assert_same(x.to("tpu").argsort(dim=0, stable=True), x.argsort(dim=0, stable=True), what="argsort")
 
@@ -81,6 +78,15 @@ def test_scans_with_nan_and_ties() -> None:
     assert_same(torch.tensor(True).to("tpu").cumsum(0), torch.tensor(True).cumsum(0), what="scalar")
 
 
+def test_gradient_of_logcumsumexp() -> None:
+    """For moderate values; PyTorch's formula loses digits for large ones, on CPU too."""
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    on_device, on_host = x.to("tpu").requires_grad_(), x.clone().requires_grad_()
+    on_device.logcumsumexp(1).sin().sum().backward()
+    on_host.logcumsumexp(1).sin().sum().backward()
+    assert_same(on_device.grad, on_host.grad, what="logcumsumexp")
+
+
 def test_long_cumsum() -> None:
     """Four thousand rows of positions, as every attention mask makes them."""
     mask = (torch.arange(3 * 4096).reshape(3, 4096) % 3 > 0).long()
@@ -95,25 +101,31 @@ def test_search_sides_and_sorter() -> None:
     edges = torch.tensor([1.0, 3.0, 3.0, 5.0])
     x = torch.tensor([[0.0, 3.0], [5.0, math.nan]])
     for right in (False, True):
-        assert_same(torch.bucketize(x.to("tpu"), edges.to("tpu"), right=right), torch.bucketize(x, edges, right=right), what="bucketize")
+        assert_same(
+            torch.bucketize(x.to("tpu"), edges.to("tpu"), right=right),
+            torch.bucketize(x, edges, right=right),
+            what="bucketize",
+        )
     shuffled, order = edges[[2, 0, 3, 1]], torch.tensor([1, 0, 3, 2])
     actual = torch.searchsorted(shuffled.to("tpu"), x.to("tpu"), sorter=order.to("tpu"), out_int32=True)
     assert_same(actual, torch.searchsorted(shuffled, x, sorter=order, out_int32=True), what="sorter")
-    assert_same(torch.searchsorted(edges.to("tpu"), 3, side="right"), torch.searchsorted(edges, 3, side="right"), what="scalar")
-    assert_same(torch.bucketize(2.5, torch.tensor([1, 2, 3]).to("tpu")), torch.bucketize(2.5, torch.tensor([1, 2, 3])), what="float among integers")
+    assert_same(
+        torch.searchsorted(edges.to("tpu"), 3, side="right"), torch.searchsorted(edges, 3, side="right"), what="scalar"
+    )
+    assert_same(
+        torch.bucketize(2.5, torch.tensor([1, 2, 3]).to("tpu")),
+        torch.bucketize(2.5, torch.tensor([1, 2, 3])),
+        what="float among integers",
+    )
 
 
 def _counts(device: str) -> list[torch.Tensor]:
     experts = torch.tensor([0, 3, 3, 1, 3, 0]).to(device)
     return [
         torch.histc(experts.float(), bins=4, min=0, max=3),
+        torch.histc(experts.float(), bins=5000),
         torch.histc(torch.tensor([2.0, 2.0]).to(device), bins=3),
         torch.histc(torch.tensor([-1.0, 0.5, 1.0, 9.0]).to(device), bins=2, min=0, max=1),
-        torch.bincount(experts),
-        torch.bincount(experts, minlength=6),
-        torch.bincount(experts, torch.arange(6.0).to(device)),
-        torch.bincount(experts * 700),
-        torch.bincount(experts[:0]),
         torch.isin(experts, torch.tensor([1, 3]).to(device), invert=True),
         torch.isin(experts, 3),
         torch.isin(3, experts),
@@ -122,16 +134,6 @@ def _counts(device: str) -> list[torch.Tensor]:
 
 
 def test_counts_and_membership() -> None:
-    """Bounds, last edges, weights, more bins than fit a comparison, nothing at all."""
+    """Bounds, last edges, more bins than fit a comparison, nothing at all."""
     for index, (actual, expected) in enumerate(zip(_counts("tpu"), _counts("cpu"), strict=True)):
         assert_same(actual, expected, what=f"case {index}")
-
-
-@pytest.mark.parametrize(
-    "call",
-    [lambda: torch.bincount(torch.tensor([-1], device="tpu")), lambda: torch.bincount(torch.ones(2, 2, device="tpu").long())],
-)
-def test_bincount_refuses(call: Callable[[], torch.Tensor]) -> None:
-    """Negative values and more than one dimension are refused as on CPU."""
-    with pytest.raises(RuntimeError, match="1-d non-negative integral"):
-        call()
