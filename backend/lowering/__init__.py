@@ -2,6 +2,7 @@
 
 from emutpu.backend.lowering import (  # noqa: F401  # rows register themselves
     convolution,
+    grid_sampling,
     indexing,
     losses,
     matmul,
