@@ -18,7 +18,6 @@ NAMES = [
     "nn.functional.pad.replicate",
     "nn.functional.pad.replicate_negative",
     "nn.functional.unfold",
-    "nn.functional.fold",
     "nn.functional.pixel_shuffle",
     "nn.functional.pixel_unshuffle",
 ]
@@ -103,3 +102,10 @@ def _grid_sample(image: tuple[int, ...], grid: tuple[int, ...], **options: Any) 
         e = torch.autograd.grad(expected, leaves, cotangent)
         a = torch.autograd.grad(actual, device_leaves, cotangent.to("tpu"))
     assert_same(list(a), list(e), what=f"gradients of grid_sample {options}", tolerance=(1e-4, 1e-4))
+
+
+def test_fold() -> None:
+    """Overlapping patches add up, with padding and dilation."""
+    options = {"output_size": (5, 6), "kernel_size": (2, 3), "dilation": (2, 1), "padding": (1, 0), "stride": (2, 2)}
+    x = torch.randn(2, 3 * 2 * 3, F.unfold(torch.randn(2, 3, 5, 6), (2, 3), (2, 1), (1, 0), (2, 2)).shape[-1])
+    assert_same(F.fold(x.to("tpu"), **options), F.fold(x, **options), what="fold")
