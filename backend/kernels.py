@@ -374,6 +374,10 @@ class _Source:
         """A value passed twice (``x.mul_(x)``, views of one storage) must not be donated."""
         if self.signature.targets:
             self._add(1, "if d and len(a) > 1 and len({id(v) for v in a}) != len(a): d = False")
+            if not self.signature.row.reads:
+                # Its old value comes last, and may be a source's too (``x[0] = x[1]``).
+                for x in self.signature.targets:
+                    self._add(1, f"if d and any([v is v_{x} for v in a]): d = False")
 
     def _late_arguments(self) -> None:
         """What is known only with the entry: the old value of a target that is not read, and the generator's state."""

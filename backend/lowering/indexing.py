@@ -15,6 +15,7 @@ import torch
 
 from emutpu.backend import bounds, data_dependent
 from emutpu.backend.dtypes import opmath
+from emutpu.backend.errors import user_line
 from emutpu.backend.hlo import Number, Value, broadcast_shapes, highest, lowest
 from emutpu.backend.lowering._registry import Context, lowering
 
@@ -161,8 +162,22 @@ def _index_add(cx: Context, x: Value, dim: int, index: Value, source: Value, alp
     return scattered(indexed, whole, update.reshape(indexed.size), _add).reshape(x.shape)
 
 
+def _index_copy_meta(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    given = source.shape[dim] if source.dim() else 1
+    if source.dim() and index.numel() != given:
+        # PyTorch's meta kernel raises a RuntimeError, its CPU kernel this.
+        raise IndexError(
+            f"index_copy_(): Number of indices ({index.numel()}) should be equal to source.size(dim) ({given})\n"
+            f"  issued at {user_line()}"
+        )
+    copied: torch.Tensor = torch.ops.aten.index_copy.default(self, dim, index, source)
+    return copied
+
+
 @lowering(
-    "index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor", around=bounds.checked("index", "dim")
+    "index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor",
+    around=bounds.checked("index", "dim"),
+    meta=_index_copy_meta,
 )
 def _index_copy(cx: Context, x: Value, dim: int, index: Value, source: Value) -> Value:
     whole, indexed = _along(x, dim, index)
