@@ -6,6 +6,7 @@ its launch.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = ["BEYOND", "INPLACE_KERNELS", "KERNELS", "with_enough_elements", "with
 
 Kernel = Callable[..., Any]
 _MASKS = (torch.bool, torch.uint8)
+_BYTES = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
 
 
 def _launch(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -75,9 +77,7 @@ def _lone_mask(self: torch.Tensor, indices: Sequence[torch.Tensor | None], value
     return mask.to(torch.bool)[(..., *[None] * (self.dim() - at - mask.dim()))]
 
 
-def _positions(
-    op: str, self: torch.Tensor, indices: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
+def _positions(op: str, self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     found: list[torch.Tensor | None] = []
     masks = 0
     for at, index in enumerate(indices):
@@ -85,6 +85,8 @@ def _positions(
             found.append(None)
         elif index.dtype in _MASKS:
             masks += 1
+            if index.dtype == torch.uint8:
+                warnings.warn(_BYTES, UserWarning, stacklevel=2)
             if masks == 2 and op == "aten.index.Tensor":
                 _refuse("index(): expected at most one bool index tensor")
             _check_mask(self, index, at, len(found))
@@ -156,10 +158,10 @@ def _selected(
 
 
 def unique2(
-    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+    self: torch.Tensor, ordered: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Groups:
     """The distinct elements in order, each element's place among them, and how often each occurs."""
-    if not sorted:
+    if not ordered:
         _refuse("unique2(): sorted=False is not yet supported")
     if self.numel() == 0:
         none = self.new_empty((0,), dtype=torch.int64)
@@ -169,7 +171,7 @@ def unique2(
 
 
 def unique_dim(
-    self: torch.Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+    self: torch.Tensor, dim: int, ordered: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Groups:
     """The distinct slices along ``dim`` in lexicographic order."""
     dim = _slices(self, dim)

@@ -69,7 +69,9 @@ class Advanced:
         size = (*rest[:at], *batch, *rest[at:])
         windows = [p for p in range(len(size)) if not at <= p < at + len(batch)]
         dtype = positions_type(*(shape[d] for d in dims))
-        columns = [_wrapped(index.convert(dtype), shape[d]).broadcast(batch) for index, d in zip(given, dims, strict=True)]
+        columns = [
+            _wrapped(index.convert(dtype), shape[d]).broadcast(batch) for index, d in zip(given, dims, strict=True)
+        ]
         starts = columns[0].builder.concatenate([c.reshape((*batch, 1)) for c in columns], len(batch))
         return Advanced(shape, dims, starts, windows, size)
 
@@ -120,9 +122,7 @@ def _index(cx: Context, x: Value, indices: Sequence[Value | None]) -> Value:
     "index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor",
     around=data_dependent.without_masks,
 )
-def _index_put(
-    cx: Context, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
-) -> Value:
+def _index_put(cx: Context, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
     indexed = Advanced.of(x.shape, indices)
     update = values.convert(x.dtype).reshape(_without_leading_ones(values.shape, len(indexed.size)))
     return scattered(indexed, x, update, _add) if accumulate else indexed.write(x, update)

@@ -109,9 +109,7 @@ lowering("triu(Tensor self, SymInt diagonal=0) -> Tensor")(_triangle(lambda colu
 @lowering(
     "slice_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt start, SymInt end, SymInt step) -> Tensor"
 )
-def _slice_backward(
-    cx: Context, grad: Value, sizes: Sequence[int], dim: int, start: int, end: int, step: int
-) -> Value:
+def _slice_backward(cx: Context, grad: Value, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Value:
     return _placed(cx, grad, sizes, dim % len(sizes), start, step)
 
 

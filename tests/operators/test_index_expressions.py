@@ -147,9 +147,11 @@ def test_bytes_are_masks() -> None:
     """uint8 indices select as bool ones do."""
     x = torch.arange(4.0)
     mask = torch.tensor([1, 0, 1, 0], dtype=torch.uint8)
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="indexing with dtype torch.uint8 is now deprecated"):
         expected = x[mask]
-    assert_same(x.to(DEVICE)[mask.to(DEVICE)], expected, what="uint8 mask")
+    with pytest.warns(UserWarning, match="indexing with dtype torch.uint8 is now deprecated"):
+        actual = x.to(DEVICE)[mask.to(DEVICE)]
+    assert_same(actual, expected, what="uint8 mask")
 
 
 CHECKED = {
