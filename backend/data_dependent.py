@@ -16,7 +16,7 @@ from emutpu.backend import bounds
 from emutpu.backend.errors import op_label, user_line
 from emutpu.backend.runtime import runtime
 
-__all__ = ["BEYOND", "INPLACE_KERNELS", "KERNELS", "with_enough_elements", "without_masks"]
+__all__ = ["BEYOND", "OTHER_KERNELS", "KERNELS", "with_enough_elements", "without_masks"]
 
 Kernel = Callable[..., Any]
 _MASKS = (torch.bool, torch.uint8)
@@ -276,6 +276,27 @@ def multinomial(
     return drawn
 
 
+def bernoulli_out(
+    self: torch.Tensor, *, generator: torch.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor:
+    """Ones with the probabilities ``self`` into ``out``, which is resized if need be."""
+    if out.shape != self.shape:
+        out.resize_(self.shape)
+    return out.bernoulli_(self, generator=generator)
+
+
+def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
+    """True when shapes and all elements are equal; waits for the device."""
+    if self.device != other.device:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {self.device} and "
+            f"{other.device}!\n  issued at {user_line()}"
+        )
+    if self.dtype != other.dtype:
+        raise RuntimeError(f"Expected all tensors to have the same dtype, but found {self.dtype} and {other.dtype}")
+    return self.shape == other.shape and (self.numel() == 0 or bool(self.eq(other).all().item()))
+
+
 def index_put_impl_(
     self: torch.Tensor,
     indices: Sequence[torch.Tensor | None],
@@ -302,7 +323,9 @@ KERNELS: dict[str, Kernel] = {
 # The real device has none of these.
 BEYOND = frozenset({"unique_dim"})
 
-INPLACE_KERNELS: dict[str, Kernel] = {
+OTHER_KERNELS: dict[str, Kernel] = {
     "_index_put_impl_": index_put_impl_,
+    "bernoulli.out": bernoulli_out,
+    "equal": equal,
     "randperm.generator_out": randperm_,
 }

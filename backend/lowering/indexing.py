@@ -342,6 +342,26 @@ def _divided(total: Value, count: Value) -> Value:
     return total.builder.select(remainder < 0, quotient - 1, quotient) if total.dtype.is_signed else quotient
 
 
+@lowering(
+    "index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor",
+    **_ALONG,
+)
+def _index_reduce(
+    cx: Context, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool
+) -> Value:
+    whole, indexed = _along(x, dim, index)
+    wide = opmath(x.dtype)
+    combine, identity = _REDUCTIONS[reduce]
+    start = whole.convert(wide)
+    hits = indexed.write(cx.builder.full(0, whole.shape, torch.int32), cx.builder.full(1, (), torch.int32), _add)
+    if not include_self:
+        start = cx.builder.select(hits.ne(0), cx.builder.full(identity(wide), whole.shape, wide), start)
+    joined = indexed.write(start, source.convert(wide).reshape(indexed.size), combine)
+    if reduce == "mean":
+        joined = _divided(joined, (hits + 1 if include_self else hits.maximum(1)).convert(wide))
+    return joined.convert(x.dtype).reshape(x.shape)
+
+
 # ------------------------------------------------------------------------------------------------------ masks
 
 
