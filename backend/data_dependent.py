@@ -6,6 +6,7 @@ its launch.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +16,11 @@ from emutpu.backend import bounds
 from emutpu.backend.errors import op_label, user_line
 from emutpu.backend.runtime import runtime
 
-__all__ = ["BEYOND", "INPLACE_KERNELS", "KERNELS", "with_enough_elements", "without_masks"]
+__all__ = ["BEYOND", "OTHER_KERNELS", "KERNELS", "with_enough_elements", "without_masks"]
 
 Kernel = Callable[..., Any]
 _MASKS = (torch.bool, torch.uint8)
+_BYTES = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
 
 
 def _launch(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -75,9 +77,7 @@ def _lone_mask(self: torch.Tensor, indices: Sequence[torch.Tensor | None], value
     return mask.to(torch.bool)[(..., *[None] * (self.dim() - at - mask.dim()))]
 
 
-def _positions(
-    op: str, self: torch.Tensor, indices: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
+def _positions(op: str, self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     found: list[torch.Tensor | None] = []
     masks = 0
     for at, index in enumerate(indices):
@@ -85,6 +85,8 @@ def _positions(
             found.append(None)
         elif index.dtype in _MASKS:
             masks += 1
+            if index.dtype == torch.uint8:
+                warnings.warn(_BYTES, UserWarning, stacklevel=2)
             if masks == 2 and op == "aten.index.Tensor":
                 _refuse("index(): expected at most one bool index tensor")
             _check_mask(self, index, at, len(found))
@@ -156,10 +158,10 @@ def _selected(
 
 
 def unique2(
-    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+    self: torch.Tensor, ordered: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Groups:
     """The distinct elements in order, each element's place among them, and how often each occurs."""
-    if not sorted:
+    if not ordered:
         _refuse("unique2(): sorted=False is not yet supported")
     if self.numel() == 0:
         none = self.new_empty((0,), dtype=torch.int64)
@@ -169,7 +171,7 @@ def unique2(
 
 
 def unique_dim(
-    self: torch.Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+    self: torch.Tensor, dim: int, ordered: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Groups:
     """The distinct slices along ``dim`` in lexicographic order."""
     dim = _slices(self, dim)
@@ -274,6 +276,27 @@ def multinomial(
     return drawn
 
 
+def bernoulli_out(
+    self: torch.Tensor, *, generator: torch.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor:
+    """Ones with the probabilities ``self`` into ``out``, which is resized if need be."""
+    if out.shape != self.shape:
+        out.resize_(self.shape)
+    return out.bernoulli_(self, generator=generator)
+
+
+def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
+    """True when shapes and all elements are equal; waits for the device."""
+    if self.device != other.device:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {self.device} and "
+            f"{other.device}!\n  issued at {user_line()}"
+        )
+    if self.dtype != other.dtype:
+        raise RuntimeError(f"Expected all tensors to have the same dtype, but found {self.dtype} and {other.dtype}")
+    return self.shape == other.shape and (self.numel() == 0 or bool(self.eq(other).all().item()))
+
+
 def index_put_impl_(
     self: torch.Tensor,
     indices: Sequence[torch.Tensor | None],
@@ -300,7 +323,9 @@ KERNELS: dict[str, Kernel] = {
 # The real device has none of these.
 BEYOND = frozenset({"unique_dim"})
 
-INPLACE_KERNELS: dict[str, Kernel] = {
+OTHER_KERNELS: dict[str, Kernel] = {
     "_index_put_impl_": index_put_impl_,
+    "bernoulli.out": bernoulli_out,
+    "equal": equal,
     "randperm.generator_out": randperm_,
 }

@@ -68,5 +68,5 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "_local_scalar_dense": local_scalar,
     "_to_copy": _to_copy,
     **data_dependent.KERNELS,
-    **data_dependent.INPLACE_KERNELS,
+    **data_dependent.OTHER_KERNELS,
 }

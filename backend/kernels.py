@@ -391,6 +391,10 @@ class _Source:
             self.keys.append("w")
         elif self.signature.targets:
             self._add(1, "if d and len(a) > 1 and len({id(v) for v in a}) != len(a): d = False")
+            if not self.signature.row.reads:
+                # Its old value comes last, and may be a source's too (``x[0] = x[1]``).
+                for x in self.signature.targets:
+                    self._add(1, f"if d and any([v is v_{x} for v in a]): d = False")
 
     def _late_arguments(self) -> None:
         """What is known only with the entry: the old value of a target that is not read, and the generator's state."""
@@ -441,6 +445,7 @@ class _Source:
 def out_kernel(functional: torch._ops.OpOverload[..., Any], out: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:
     """The out= overload of a functional op: compute, resize if need be, then move or copy the results in."""
     names = [a.name for a in out._schema.arguments if a.is_out]
+    factory = any(a.name == "device" and a.kwarg_only for a in functional._schema.arguments)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         from emutpu.backend.copies import write_out
@@ -448,6 +453,8 @@ def out_kernel(functional: torch._ops.OpOverload[..., Any], out: torch._ops.OpOv
         positional = [a.name for a in out._schema.arguments]
         given = {**dict(zip(positional, args, strict=False)), **kwargs}
         targets = [given.pop(name) for name in names]
+        if factory:
+            given |= {"device": targets[0].device, "dtype": targets[0].dtype}
         order = [a.name for a in functional._schema.arguments if not a.kwarg_only]
         result = functional(*[given.pop(n) for n in order if n in given], **given)
         results = list(result) if isinstance(result, tuple | list) else [result]

@@ -15,6 +15,7 @@ import torch
 
 from emutpu.backend import bounds, data_dependent
 from emutpu.backend.dtypes import opmath
+from emutpu.backend.errors import user_line
 from emutpu.backend.hlo import Number, Value, broadcast_shapes, highest, lowest
 from emutpu.backend.lowering._registry import Context, lowering
 
@@ -68,7 +69,9 @@ class Advanced:
         size = (*rest[:at], *batch, *rest[at:])
         windows = [p for p in range(len(size)) if not at <= p < at + len(batch)]
         dtype = positions_type(*(shape[d] for d in dims))
-        columns = [_wrapped(index.convert(dtype), shape[d]).broadcast(batch) for index, d in zip(given, dims, strict=True)]
+        columns = [
+            _wrapped(index.convert(dtype), shape[d]).broadcast(batch) for index, d in zip(given, dims, strict=True)
+        ]
         starts = columns[0].builder.concatenate([c.reshape((*batch, 1)) for c in columns], len(batch))
         return Advanced(shape, dims, starts, windows, size)
 
@@ -119,9 +122,7 @@ def _index(cx: Context, x: Value, indices: Sequence[Value | None]) -> Value:
     "index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor",
     around=data_dependent.without_masks,
 )
-def _index_put(
-    cx: Context, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
-) -> Value:
+def _index_put(cx: Context, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
     indexed = Advanced.of(x.shape, indices)
     update = values.convert(x.dtype).reshape(_without_leading_ones(values.shape, len(indexed.size)))
     return scattered(indexed, x, update, _add) if accumulate else indexed.write(x, update)
@@ -161,8 +162,22 @@ def _index_add(cx: Context, x: Value, dim: int, index: Value, source: Value, alp
     return scattered(indexed, whole, update.reshape(indexed.size), _add).reshape(x.shape)
 
 
+def _index_copy_meta(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    given = source.shape[dim] if source.dim() else 1
+    if source.dim() and index.numel() != given:
+        # PyTorch's meta kernel raises a RuntimeError, its CPU kernel this.
+        raise IndexError(
+            f"index_copy_(): Number of indices ({index.numel()}) should be equal to source.size(dim) ({given})\n"
+            f"  issued at {user_line()}"
+        )
+    copied: torch.Tensor = torch.ops.aten.index_copy.default(self, dim, index, source)
+    return copied
+
+
 @lowering(
-    "index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor", around=bounds.checked("index", "dim")
+    "index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor",
+    around=bounds.checked("index", "dim"),
+    meta=_index_copy_meta,
 )
 def _index_copy(cx: Context, x: Value, dim: int, index: Value, source: Value) -> Value:
     whole, indexed = _along(x, dim, index)
@@ -325,6 +340,26 @@ def _divided(total: Value, count: Value) -> Value:
         return quotient
     remainder = total - quotient * count
     return total.builder.select(remainder < 0, quotient - 1, quotient) if total.dtype.is_signed else quotient
+
+
+@lowering(
+    "index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor",
+    **_ALONG,
+)
+def _index_reduce(
+    cx: Context, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool
+) -> Value:
+    whole, indexed = _along(x, dim, index)
+    wide = opmath(x.dtype)
+    combine, identity = _REDUCTIONS[reduce]
+    start = whole.convert(wide)
+    hits = indexed.write(cx.builder.full(0, whole.shape, torch.int32), cx.builder.full(1, (), torch.int32), _add)
+    if not include_self:
+        start = cx.builder.select(hits.ne(0), cx.builder.full(identity(wide), whole.shape, wide), start)
+    joined = indexed.write(start, source.convert(wide).reshape(indexed.size), combine)
+    if reduce == "mean":
+        joined = _divided(joined, (hits + 1 if include_self else hits.maximum(1)).convert(wide))
+    return joined.convert(x.dtype).reshape(x.shape)
 
 
 # ------------------------------------------------------------------------------------------------------ masks

@@ -103,15 +103,54 @@ lowering("tril(Tensor self, SymInt diagonal=0) -> Tensor")(_triangle(lambda colu
 lowering("triu(Tensor self, SymInt diagonal=0) -> Tensor")(_triangle(lambda column, row: column >= row))
 
 
+# -------------------------------------------------------------------------------- writing a part, functionally
+
+
+@lowering(
+    "slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"
+)
+def _slice_scatter(
+    cx: Context, x: Value, source: Value, dim: int, start: int | None, end: int | None, step: int
+) -> Value:
+    at = dim % x.ndim
+    begin, _, _ = slice(start, end, step).indices(x.shape[at])
+    taken = list(x.shape)
+    taken[at] = len(range(*slice(start, end, step).indices(x.shape[at])))
+    if 0 in taken:
+        return x
+    block = source.convert(x.dtype).broadcast(taken)
+    if step == 1:
+        return cx.builder.dynamic_update_slice(x, block, [begin if d == at else 0 for d in range(x.ndim)])
+    low, high, gaps = _strided(x.shape, taken, at, begin, step)
+    inside = cx.builder.full(True, taken, torch.bool).pad(low, high, gaps, False)
+    return cx.builder.select(inside, block.pad(low, high, gaps), x)
+
+
+@lowering("select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor")
+def _select_scatter(cx: Context, x: Value, source: Value, dim: int, index: int) -> Value:
+    at = dim % x.ndim
+    block = source.convert(x.dtype).reshape((*x.shape[:at], 1, *x.shape[at + 1 :]))
+    start = [index % x.shape[at] if d == at else 0 for d in range(x.ndim)]
+    return cx.builder.dynamic_update_slice(x, block, start)
+
+
+def _strided(
+    sizes: Sequence[int], block: Sequence[int], dim: int, begin: int, step: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Low, high and interior padding that put ``block`` at ``begin, begin + step, …`` of dimension ``dim``."""
+    low, high, gaps = [0] * len(sizes), [0] * len(sizes), [0] * len(sizes)
+    low[dim], gaps[dim] = begin, step - 1
+    high[dim] = sizes[dim] - (begin + (block[dim] - 1) * step + 1)
+    return low, high, gaps
+
+
 # ---------------------------------------------------------------------------------------- views' backwards
 
 
 @lowering(
     "slice_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt start, SymInt end, SymInt step) -> Tensor"
 )
-def _slice_backward(
-    cx: Context, grad: Value, sizes: Sequence[int], dim: int, start: int, end: int, step: int
-) -> Value:
+def _slice_backward(cx: Context, grad: Value, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Value:
     return _placed(cx, grad, sizes, dim % len(sizes), start, step)
 
 
@@ -119,11 +158,9 @@ def _placed(cx: Context, block: Value, sizes: Sequence[int], dim: int, start: in
     """``block`` at ``start, start + step, …`` of dimension ``dim``, zeros elsewhere."""
     if block.numel == 0:
         return cx.builder.full(0, sizes, block.dtype)
-    extent, taken = sizes[dim], block.shape[dim]
+    extent = sizes[dim]
     begin = max(0, min(extent, start + extent if start < 0 else start))
-    low, high, gaps = [0] * block.ndim, [0] * block.ndim, [0] * block.ndim
-    low[dim], gaps[dim] = begin, step - 1
-    high[dim] = extent - (begin + (taken - 1) * step + 1)
+    low, high, gaps = _strided(sizes, block.shape, dim, begin, step)
     return block.pad(low, high, gaps)
 
 

@@ -99,9 +99,7 @@ def _unique_meta(self: torch.Tensor, **options: object) -> tuple[torch.Tensor, t
     meta=_unique_meta,
     dispatched=False,
 )
-def _sorted_groups(
-    cx: Context, x: Value, ordered: bool, inverse: bool, counts: bool
-) -> tuple[Value, Value, Value]:
+def _sorted_groups(cx: Context, x: Value, ordered: bool, inverse: bool, counts: bool) -> tuple[Value, Value, Value]:
     """Sorted elements, each element's group, and :func:`_groups`'s starts."""
     values, order = sorted_with_indices(x.reshape((x.numel,)), 0, False)
     groups, starts = _groups(_opens(values))
@@ -166,9 +164,7 @@ def _consecutive_meta(
     meta=_consecutive_meta,
     dispatched=False,
 )
-def _runs(
-    cx: Context, x: Value, inverse: bool, counts: bool, dim: int | None
-) -> tuple[None, Value, Value]:
+def _runs(cx: Context, x: Value, inverse: bool, counts: bool, dim: int | None) -> tuple[None, Value, Value]:
     """Each element's (or slice's) run, and the starts."""
     groups, starts = _groups(_opens(x.reshape((x.numel,)) if dim is None else _rows(x, dim)))
     return None, groups.convert(torch.int64), starts

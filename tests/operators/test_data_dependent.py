@@ -98,7 +98,7 @@ def test_masks_that_broadcast_or_lie_in_views() -> None:
     x = torch.arange(24.0).reshape(4, 6)
     mask = torch.arange(6) % 2 == 0
     cases: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
-        lambda t, m: torch.masked_select(t, m),
+        torch.masked_select,
         lambda t, m: torch.masked_select(t.t(), m.unsqueeze(1)),
         lambda t, m: torch.masked_select(t[1::2, 1:4], m[:3]),
         lambda t, m: torch.masked_select(t[0, 0], m),
@@ -114,9 +114,7 @@ def test_repeat_interleave() -> None:
     on_device = repeats.to("tpu")
     assert_same(torch.repeat_interleave(on_device), torch.repeat_interleave(repeats), what="indices")
     assert_same(torch.repeat_interleave(on_device, output_size=6), torch.repeat_interleave(repeats), what="sized")
-    assert_same(
-        torch.repeat_interleave(x.to("tpu"), on_device, 0), torch.repeat_interleave(x, repeats, 0), what="rows"
-    )
+    assert_same(torch.repeat_interleave(x.to("tpu"), on_device, 0), torch.repeat_interleave(x, repeats, 0), what="rows")
     with pytest.raises(RuntimeError, match="repeats can not be negative"):
         torch.repeat_interleave(torch.tensor([1, -1], device="tpu"))
 

@@ -19,6 +19,7 @@ SCATTERS = [
     "scatter_add",
 ]
 REDUCTIONS = [f"scatter_reduce.{kind}" for kind in ("sum", "mean", "amax", "amin", "prod")]
+REDUCTIONS += [f"index_reduce.{kind}" for kind in ("mean", "amax", "amin", "prod")]
 TYPES = [torch.float32, torch.bfloat16, torch.int64]
 
 
@@ -34,7 +35,11 @@ def test_forward(name: str, dtype: torch.dtype) -> None:
     check_forward(name, dtype, limit=8)
 
 
-@pytest.mark.parametrize("name", GATHERS + SCATTERS + REDUCTIONS)
+# index_fill's gradient of a tensor value takes _unique, which the device has not.
+DIFFERENTIABLE = [n for n in GATHERS + SCATTERS + REDUCTIONS if n != "index_fill"]
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_backward(name: str) -> None:
     """Gradients equal CPU."""
     check_backward(name)
@@ -44,3 +49,14 @@ def test_backward(name: str) -> None:
 def test_inplace(name: str) -> None:
     """In-place variants write through views and leave neighbours alone."""
     check_inplace(name, torch.float32, limit=3)
+
+
+def test_gradient_of_index_fill() -> None:
+    """With a number: zeros where it was written. With a tensor the device raises."""
+    x = torch.ones(3, 2, device="tpu", requires_grad=True)
+    index = torch.tensor([2, 0], device="tpu")
+    x.index_fill(0, index, 5.0).sum().backward()
+    assert x.grad.cpu().tolist() == [[0, 0], [1, 1], [0, 0]]
+    value = torch.tensor(5.0, device="tpu", requires_grad=True)
+    with pytest.raises(NotImplementedError, match="_unique"):
+        x.index_fill(0, index, value).sum().backward()
