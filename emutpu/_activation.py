@@ -80,7 +80,7 @@ def _say(message: str) -> None:
 
 
 def _activate(settings: _settings.Settings) -> None:
-    from emutpu import _tpu_module
+    from emutpu import _tpu
     from emutpu.backend import options, registration
     from emutpu.backend.runtime import Configuration, runtime
 
@@ -112,7 +112,7 @@ def _activate(settings: _settings.Settings) -> None:
         )
     precision = options.Precision[(settings.precision or "default").upper()]
     options.set_process(mode=mode, precision=precision, bounds_checks=settings.debug_checks)
-    registration.activate(_tpu_module.make())
+    registration.activate(_tpu.make())
     _State.active = True
     if settings.report is not None:
         from emutpu._report import install_exit_report
