@@ -24,13 +24,44 @@ STRICT = {
     "set_stream": "set_stream",
     "synchronize": "synchronize",
 }
-TORCHTPU = set(
-    """EagerMode Event Precision Stream allow_excess_precision compiler current_device current_stream default_generators
-    default_stream device device_count device_of distributed eager_mode get_amp_supported_dtype get_device_name
-    get_device_properties get_rng_state initial_seed is_available is_initialized manual_seed manual_seed_all ops
-    optimizers pallas precision profiler set_device set_eager_mode set_rng_state set_stream stream synchronize
-    topology_aware_mesh""".split()
-)
+TORCHTPU = {
+    "EagerMode",
+    "Event",
+    "Precision",
+    "Stream",
+    "allow_excess_precision",
+    "compiler",
+    "current_device",
+    "current_stream",
+    "default_generators",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "distributed",
+    "eager_mode",
+    "get_amp_supported_dtype",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "initial_seed",
+    "is_available",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "ops",
+    "optimizers",
+    "pallas",
+    "precision",
+    "profiler",
+    "set_device",
+    "set_eager_mode",
+    "set_rng_state",
+    "set_stream",
+    "stream",
+    "synchronize",
+    "topology_aware_mesh",
+}
 LATER = {"distributed", "ops", "optimizers", "pallas", "profiler", "topology_aware_mesh"}
 Passes = Callable[..., str]
 
@@ -112,7 +143,7 @@ def test_legacy_device_functions_warn(passes: Passes) -> None:
     ("name", "use", "text"),
     [
         ("EagerMode", lambda: torch.tpu.EagerMode, "'EagerMode' is experimental and subject to change: TPU eager execution"),
-        ("is_initialized", lambda: torch.tpu.is_initialized(), "is_initialized is experimental and subject to change: "),
+        ("is_initialized", torch.tpu.is_initialized, "is_initialized is experimental and subject to change: "),
         ("eager_mode", lambda: torch.tpu.eager_mode, "'eager_mode' is experimental and subject to change: "),
         ("default_generators", lambda: torch.tpu.default_generators, "'default_generators' is experimental"),
     ],
@@ -333,7 +364,7 @@ def test_events() -> None:
     assert 0 < start.elapsed_time(end) < 60_000
     end.wait()
     end.synchronize()
-    with pytest.raises(ValueError, match="Both events must be created with argument 'enable_timing=True'."):
+    with pytest.raises(ValueError, match="Both events must be created with argument .enable_timing=True"):
         start.elapsed_time(untimed.record())
     with pytest.raises(TypeError, match="expected torch.Stream, but got int"):
         start.record(3)
