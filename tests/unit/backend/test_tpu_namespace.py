@@ -364,11 +364,11 @@ def test_events() -> None:
     assert 0 < start.elapsed_time(end) < 60_000
     end.wait()
     end.synchronize()
-    with pytest.raises(ValueError, match="Both events must be created with argument .enable_timing=True"):
+    with pytest.raises(ValueError, match=r"Both events must be created with argument .enable_timing=True"):
         start.elapsed_time(untimed.record())
-    with pytest.raises(TypeError, match="expected torch.Stream, but got int"):
+    with pytest.raises(TypeError, match=r"expected torch.Stream, but got int"):
         start.record(3)
-    with pytest.raises(NotImplementedError, match="Streams and Events are not fully implemented in TorchTPU"):
+    with pytest.raises(NotImplementedError, match=r"Streams and Events are not fully implemented in TorchTPU"):
         start.ipc_handle()
 
 

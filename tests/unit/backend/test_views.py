@@ -38,47 +38,46 @@ class Step:
         return result
 
 
-@st.composite
-def a_step(draw: st.DrawFn, tensor: torch.Tensor) -> Step:
-    """A view operation that is legal for ``tensor`` (a CPU tensor of the same geometry)."""
-    rank = tensor.dim()
-    names = ["unsqueeze", "as_strided", "retype"]
-    if rank:
-        names += ["transpose", "narrow", "select", "slice", "expand", "unfold", "view", "flatten"]
-    name = draw(st.sampled_from(names))
+def _anywhere(draw: st.DrawFn, name: str, tensor: torch.Tensor) -> Step:
+    """An operation that also a 0-d tensor has."""
     if name == "unsqueeze":
-        return Step(name, (draw(st.integers(0, rank)),))
+        return Step(name, (draw(st.integers(0, tensor.dim())),))
     if name == "retype":
         return Step("view", (draw(st.sampled_from(RETYPED[tensor.dtype])),))
-    if name == "as_strided":
-        size = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
-        stride = tuple(draw(st.lists(st.integers(0, 7), min_size=len(size), max_size=len(size))))
-        return Step(name, (size, stride, draw(st.sampled_from([None, 0, 1, 3]))))
-    dim = draw(st.integers(0, rank - 1))
+    size = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
+    stride = tuple(draw(st.lists(st.integers(0, 7), min_size=len(size), max_size=len(size))))
+    return Step("as_strided", (size, stride, draw(st.sampled_from([None, 0, 1, 3]))))
+
+
+# Arguments of an operation along dimension ``dim`` of extent ``n``.
+ALONG: dict[str, Any] = {
+    "transpose": lambda draw, rank, dim, n: (dim, draw(st.integers(0, rank - 1))),
+    "select": lambda draw, rank, dim, n: (dim, draw(st.integers(-n, n - 1))),
+    "narrow": lambda draw, rank, dim, n: (dim, (start := draw(st.integers(0, n))), draw(st.integers(0, n - start))),
+    "slice": lambda draw, rank, dim, n: (
+        dim,
+        (start := draw(st.integers(0, n))),
+        draw(st.integers(start, n)),
+        draw(st.integers(1, 3)),
+    ),
+    "unfold": lambda draw, rank, dim, n: (dim, draw(st.integers(1, n)), draw(st.integers(1, 3))),
+    "expand": lambda draw, rank, dim, n: ((draw(st.integers(1, 3)), *[-1] * rank),),
+    "unflatten": lambda draw, rank, dim, n: (dim, (draw(st.sampled_from([2, 3, 1])), -1)),
+    "view": lambda draw, rank, dim, n: ((-1,),),
+}
+
+
+@st.composite
+def a_step(draw: st.DrawFn, tensor: torch.Tensor) -> Step:
+    """A view operation on ``tensor`` (a CPU tensor of the same geometry)."""
+    anywhere = ["unsqueeze", "as_strided", "retype"]
+    name = draw(st.sampled_from([*anywhere, *ALONG] if tensor.dim() else anywhere))
+    if name in anywhere:
+        return _anywhere(draw, name, tensor)
+    dim = draw(st.integers(0, tensor.dim() - 1))
     extent = tensor.shape[dim]
-    if name == "transpose":
-        return Step(name, (dim, draw(st.integers(0, rank - 1))))
-    if name == "select":
-        assume(extent)
-        return Step(name, (dim, draw(st.integers(-extent, extent - 1))))
-    if name == "narrow":
-        start = draw(st.integers(0, extent))
-        return Step(name, (dim, start, draw(st.integers(0, extent - start))))
-    if name == "slice":
-        start = draw(st.integers(0, extent))
-        return Step(name, (dim, start, draw(st.integers(start, extent)), draw(st.integers(1, 3))))
-    if name == "unfold":
-        assume(extent)
-        size = draw(st.integers(1, extent))
-        return Step(name, (dim, size, draw(st.integers(1, 3))))
-    if name == "expand":
-        repeats = draw(st.integers(1, 3))
-        return Step(name, ((repeats, *[-1] * rank),))
-    if name == "view":
-        factor = draw(st.sampled_from([2, 3, 1]))
-        assume(extent % factor == 0)
-        return Step(name, ((*tensor.shape[:dim], factor, extent // factor, *tensor.shape[dim + 1 :]),))
-    return Step("view", ((-1,),)) if tensor.numel() else Step("unsqueeze", (0,))
+    assume(extent or name not in ("select", "unfold", "unflatten"))
+    return Step(name, ALONG[name](draw, tensor.dim(), dim, extent))
 
 
 def _base(shape: tuple[int, ...]) -> torch.Tensor:
