@@ -23,7 +23,10 @@ class CacheEntry:
 
 
 class CompileCache:
-    """Compiles each key once, whichever threads ask for it."""
+    """Compiles each key once, whichever threads ask for it.
+
+    ``allow`` False: nothing is kept. ``only`` True: what is not there raises RuntimeError instead of being compiled.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[Key, CacheEntry] = {}
@@ -31,6 +34,8 @@ class CompileCache:
         self._lock = threading.Lock()
         self.misses = 0
         self.seconds = 0.0
+        self.allow = True
+        self.only = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -47,6 +52,11 @@ class CompileCache:
                 if entry is not None:
                     entry.reads += 1
                     return entry.executable
+                if self.only:
+                    raise RuntimeError(
+                        "The user has asserted that no more compilation should happen; yet compilation is needed for "
+                        f"key: {key}"
+                    )
                 event = self._in_flight.get(key)
                 if event is None:
                     self._in_flight[key] = threading.Event()
@@ -62,7 +72,8 @@ class CompileCache:
             with self._lock:
                 self.misses += 1
                 self.seconds += elapsed
-                self._entries[key] = CacheEntry(executable, elapsed)
+                if self.allow:
+                    self._entries[key] = CacheEntry(executable, elapsed)
             return executable
         finally:
             with self._lock:

@@ -167,7 +167,10 @@ class Kernel:
 
     def _miss(self, key: Any, values: tuple[Any, ...], donate: bool) -> Entry:
         entry = miss(self.signature, key[0], values, donate)
-        self.entries[key] = entry
+        if runtime().cache.allow:
+            self.entries[key] = entry
+        else:
+            self._forgotten += 1  # the launch counts, though its entry is not kept
         return entry
 
     def _compile(self) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ that only tensors with the bit have: nothing else pays for them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -50,14 +51,21 @@ def _resolved(value: Any) -> Any:
     return value
 
 
-def _kernel(name: str, key: str) -> Callable[..., Any]:
+@functools.cache
+def _signature(name: str) -> tuple[torch._ops.OpOverload[..., Any], list[str], list[str]]:
+    """The overload, its arguments and those it writes; looked up at the first call, as ``import torch`` must be quick."""
     base, _, variant = name.partition(".")
-    op = getattr(getattr(torch.ops.aten, base), variant or "default")
-    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    names = [a.name for a in op._schema.arguments]
+    op: torch._ops.OpOverload[..., Any] = getattr(getattr(torch.ops.aten, base), variant or "default")
+    arguments = op._schema.arguments
+    written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return op, [a.name for a in arguments], written
+
+
+def _kernel(name: str, key: str) -> Callable[..., Any]:
     this_key = getattr(_C.DispatchKey, key)
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        op, names, written = _signature(name)
         if not keys.has(_C.DispatchKey.PrivateUse1):
             return op.redispatch(keys.remove(this_key), *args, **kwargs)
         given = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from emutpu.backend.cell import Cell, layout_of
+from emutpu.backend.cell import layout_of
 from emutpu.backend.dtypes import check_supported
 from emutpu.backend.storage import (
     CPU_KEYS,
@@ -28,7 +28,7 @@ from emutpu.backend.storage import (
 
 __all__ = ["KERNELS", "resize_storage"]
 
-_C = torch._C
+_C: Any = torch._C
 
 
 def _empty_memory_format(
@@ -109,7 +109,7 @@ def _set_source_storage_offset(
     strides = contiguous_strides(size) if not len(stride) else stride
     if source.device.type != self.device.type:
         raise RuntimeError(
-            f"Attempted to set the storage of a tensor on device \"{self.device}\" to a storage on different device "
+            f'Attempted to set the storage of a tensor on device "{self.device}" to a storage on different device '
             f'"{source.device}".  This is no longer allowed; the devices must match.'
         )
     cell = storage_cell(source)
@@ -129,7 +129,7 @@ def _set_source_storage(self: torch.Tensor, source: torch.UntypedStorage) -> tor
 
 def _set_source_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return _set_source_storage_offset(
-        self, source.untyped_storage(), source.storage_offset(), source.shape, source.stride()
+        self, source.untyped_storage(), int(source.storage_offset()), source.shape, source.stride()
     )
 
 
@@ -148,7 +148,7 @@ def _resize_(
     if tuple(size) == tuple(self.shape):
         return self
     strides = contiguous_strides(size)
-    needed = (self.storage_offset() + span(size, strides)) * self.dtype.itemsize
+    needed = (int(self.storage_offset()) + span(size, strides)) * self.dtype.itemsize
     storage = self.untyped_storage()
     cell = storage_cell(storage)
     if needed > cell.nbytes:
@@ -186,7 +186,8 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
 
 def _copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
     dst.resize_(self.shape)
-    return torch.ops.aten._copy_from(self, dst)
+    copied: torch.Tensor = torch.ops.aten._copy_from(self, dst)
+    return copied
 
 
 def _has_compatible_shallow_copy_type(self: torch.Tensor, from_: torch.Tensor) -> bool:

@@ -56,7 +56,10 @@ class Options:
 
     @property
     def compile_options(self) -> CompileOptions:
-        return CompileOptions(Effort.O1, self.excess_precision, overrides=self.overrides)
+        given = dict(self.overrides)
+        effort = Effort[given.pop("xla_optimization_level", "O1")]
+        given.pop("xla_memory_fitting_level", None)  # how hard the TPU compiler tries to fit a program: nothing here can
+        return CompileOptions(effort, self.excess_precision, overrides=tuple(given.items()))
 
     def canonical(self) -> str:
         """What of the options decides generated code; the mode does not."""

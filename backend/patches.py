@@ -21,13 +21,14 @@ __all__ = ["PATCHES", "apply"]
 
 def _untyped_storage_new() -> None:
     """``UntypedStorage(n, device="tpu")``, deepcopy and ``storage.clone`` ask C++ for an allocator that is not there: SEGV."""
-    storage_type = torch.UntypedStorage
+    storage_type: Any = torch.UntypedStorage
     original = storage_type.__new__
 
     def construct(cls: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
         device = kwargs.get("device")
         if device is None or torch.device(device).type != "tpu":
-            return original(cls, *args, **kwargs)
+            made: torch.UntypedStorage = original(cls, *args, **kwargs)
+            return made
         check_index(torch.device(device).index or 0)
         size = args[0] if args else kwargs.get("size", 0)
         if not isinstance(size, int):
@@ -35,12 +36,12 @@ def _untyped_storage_new() -> None:
             return data.to("tpu").untyped_storage()
         return new_storage(None, layout_of((size,), torch.uint8), size)
 
-    storage_type.__new__ = construct  # type: ignore[method-assign]
+    storage_type.__new__ = construct
 
 
 def _generator() -> None:
     """``torch.Generator(device="tpu")``: C++ cannot make one for a backend without C++ hooks."""
-    metaclass = type(torch.Generator)
+    metaclass: Any = type(torch.Generator)
     original = metaclass.__call__
 
     def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -51,23 +52,25 @@ def _generator() -> None:
                 return original(TpuGenerator, device)
         return original(cls, *args, **kwargs)
 
-    metaclass.__call__ = call  # type: ignore[method-assign]
+    metaclass.__call__ = call
 
 
 def _storage_sizes() -> None:
     """C++ cannot resize our storages: their size is the cell's. FSDP frees with ``resize_(0)`` and grows again."""
     storage_type: Any = torch.UntypedStorage
-    base = torch._C.StorageBase
+    base: Any = torch._C.StorageBase
     nbytes, resize = base.nbytes, base.resize_
 
     def sized(self: torch.UntypedStorage) -> int:
         cell = getattr(self, "cell", None)
-        return nbytes(self) if cell is None else cell.nbytes  # type: ignore[no-any-return]  # a Cell's int
+        size: int = nbytes(self) if cell is None else cell.nbytes
+        return size
 
     def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        if self.device.type != DEVICE.type:
-            return resize(self, size)  # type: ignore[return-value]  # the stub's base class
-        resize_storage(self, size)
+        if self.device.type == DEVICE.type:
+            resize_storage(self, size)
+        else:
+            resize(self, size)
         return self
 
     storage_type.nbytes = storage_type.size = storage_type.__len__ = sized
@@ -99,7 +102,7 @@ def _no_sharing_between_processes() -> None:
 def _no_dlpack() -> None:
     """DLPack would hand out the address of memory that does not exist."""
 
-    def refuse(tensor: torch.Tensor) -> None:
+    def refuse(tensor: object) -> None:
         if isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE.type:
             raise BufferError("tpu tensors cannot be exported through DLPack: export tensor.cpu() instead")
 
@@ -124,12 +127,13 @@ def _no_dlpack() -> None:
                 setattr(holder, name, to_capsule)
 
 
+_STREAMS = {"_accelerator_getStream": current_stream, "_accelerator_setStream": set_stream}
+
+
 def _accelerator() -> None:
     """``torch.accelerator`` asks C++ for allocator, guard and hooks that a Python backend cannot give."""
-    for name, function in ACCELERATOR.items():
+    for name, function in (ACCELERATOR | _STREAMS).items():
         setattr(torch._C, name, function)
-    torch._C._accelerator_getStream = current_stream
-    torch._C._accelerator_setStream = set_stream
 
 
 _BY_WORD = {"medium": Precision.DEFAULT, "high": Precision.HIGH, "highest": Precision.HIGHEST}
@@ -140,12 +144,13 @@ def _float32_matmul_precision() -> None:
     words = {precision: word for word, precision in _BY_WORD.items()}
 
     def get_float32_matmul_precision() -> str:
-        return words[process_options().precision]
+        return words[process_options().precision or Precision.DEFAULT]
 
     def set_float32_matmul_precision(precision: str) -> None:
-        if precision not in _BY_WORD:
+        chosen = _BY_WORD.get(precision)
+        if chosen is None:
             raise ValueError(f"expected to be one of 'highest', 'high', or 'medium', got '{precision}'")
-        set_process(precision=_BY_WORD[precision])
+        set_process(precision=chosen)
 
     for replacement in (get_float32_matmul_precision, set_float32_matmul_precision):
         functools.update_wrapper(replacement, getattr(torch, replacement.__name__))

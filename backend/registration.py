@@ -35,7 +35,7 @@ def activate(module: types.ModuleType) -> None:
     global _library, _any
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from emutpu.backend import lazy_bits, patches
+    from emutpu.backend import autocast, lazy_bits, patches
     from emutpu.backend.fallback import fallback, sparse_fallback
     from emutpu.backend.pinned import KERNELS as PINNED
 
@@ -49,7 +49,7 @@ def activate(module: types.ModuleType) -> None:
     _any.fallback(fallback, _KEY)
     for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
         _any.fallback(sparse_fallback, key)
-    # Without it every op fails under autocast.
+    # Without it every op that autocast has no rule for fails.
     _any.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for key in ("Conjugate", "Negative"):
         for name in lazy_bits.COPIES:
@@ -59,6 +59,8 @@ def activate(module: types.ModuleType) -> None:
             warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
             for name, function in lazy_bits.kernels(key).items():
                 _library.impl(name, function, key, with_keyset=True)
+    for name, function in autocast.kernels().items():
+        _library.impl(name, function, "AutocastPrivateUse1")
     patches.apply()
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 import types
 import warnings
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -60,11 +60,16 @@ class TpuStream(torch.Stream):
     pinned: CorePinningMode
 
     def __new__(
-        cls, device: Any = None, priority: int = 0, *, pinned: CorePinningMode | str = "none", **kwargs: Any
-    ) -> TpuStream:
+        cls,
+        device: Any = None,
+        priority: int = 0,  # noqa: ARG004  # TorchTPU takes it, and has no priorities
+        *,
+        pinned: CorePinningMode | str = "none",
+        **kwargs: Any,
+    ) -> Self:
         _index(device)
         identity = kwargs.pop("stream_id", None)
-        made: TpuStream = super().__new__(  # type: ignore[call-overload]  # this form is missing in the stub
+        made: Self = super().__new__(
             cls,
             stream_id=next(_stream_ids) if identity is None else identity,
             device_index=0,
@@ -100,12 +105,12 @@ class TpuStream(torch.Stream):
     def priority_range() -> tuple[int, int]:
         raise NotImplementedError(_UNFINISHED)
 
-    def __enter__(self) -> TpuStream:
+    def __enter__(self) -> Self:
         _entered().append(current_stream())
         set_stream(self)
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: types.TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: object, trace: types.TracebackType | None) -> None:
         set_stream(_entered().pop())
 
     def __repr__(self) -> str:
@@ -120,13 +125,13 @@ class TpuEvent(torch.Event):
         enable_timing: bool = False,
         blocking: bool = False,
         interprocess: bool = False,
-        external: bool = False,
+        external: bool = False,  # noqa: ARG004  # TorchTPU takes it, and does nothing with it
         device: Any = None,
-    ) -> TpuEvent:
+    ) -> Self:
         _index(device)
         if interprocess:
             raise NotImplementedError(_UNFINISHED)
-        made: TpuEvent = super().__new__(cls, DEVICE, enable_timing=enable_timing, blocking=blocking)
+        made: Self = super().__new__(cls, DEVICE, enable_timing=enable_timing, blocking=blocking)
         made._timed = enable_timing
         made._recorded = None
         return made
@@ -227,6 +232,6 @@ class StreamContext:
         if self.stream is not None:
             self.stream.__enter__()
 
-    def __exit__(self, kind: Any, error: Any, trace: types.TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: object, trace: types.TracebackType | None) -> None:
         if self.stream is not None:
             self.stream.__exit__(kind, error, trace)

@@ -17,6 +17,7 @@ __all__ = ["is_emulated", "load"]
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"
+_OLDEST_TORCH = (2, 13)
 
 
 class _State:
@@ -31,7 +32,8 @@ def is_emulated() -> bool:
 def load() -> None:
     """Make ``tpu`` a PyTorch device, or step aside with one message.
 
-    Raises RuntimeError when ``EMUTPU_FORBID=1``, SettingError for a variable with a bad value.
+    Raises RuntimeError when ``EMUTPU_FORBID=1``, SettingError for a variable with a bad value, ImportError for a torch
+    that is too old.
     """
     settings = _settings.settings()
     for name, suggestion in _settings.unknown_variables():
@@ -44,11 +46,25 @@ def load() -> None:
         )
     if settings.chip == _settings.NO_CHIP:
         return
+    _check_torch()
     obstacle = _obstacle()
     if obstacle is not None:
         _say(f"emutpu: stepping aside: {obstacle}")
         return
     _activate(settings)
+
+
+def _check_torch() -> None:
+    """Older releases lack what a Python backend stands on; say so before something private is missed."""
+    import torch
+
+    found = str(torch.__version__)
+    if tuple(int(part) for part in found.split(".")[:2]) < _OLDEST_TORCH:
+        oldest = ".".join(map(str, _OLDEST_TORCH))
+        raise ImportError(
+            f"emutpu needs torch {oldest} or newer, found {found}: pip install 'torch>={oldest}', or set "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 to use torch without emutpu"
+        )
 
 
 def _obstacle() -> str | None:
@@ -80,11 +96,12 @@ def _say(message: str) -> None:
 
 
 def _activate(settings: _settings.Settings) -> None:
-    from emutpu import _tpu_module
+    from emutpu import _tpu
     from emutpu.backend import options, registration
+    from emutpu.backend.pjrt import Client
     from emutpu.backend.runtime import Configuration, runtime
 
-    def make_client():  # type: ignore[no-untyped-def]  # Client is the simulator's to import
+    def make_client() -> Client:
         from emutpu.simulator.clients import make_client
         from emutpu.simulator.topology import single_chip
 
@@ -112,7 +129,7 @@ def _activate(settings: _settings.Settings) -> None:
         )
     precision = options.Precision[(settings.precision or "default").upper()]
     options.set_process(mode=mode, precision=precision, bounds_checks=settings.debug_checks)
-    registration.activate(_tpu_module.make())
+    registration.activate(_tpu.make())
     _State.active = True
     if settings.report is not None:
         from emutpu._report import install_exit_report

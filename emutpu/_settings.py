@@ -94,6 +94,7 @@ class Settings:
     defer_and_fuse: bool
     debug_checks: bool
     disable_inplace_buffer_donation: bool
+    allow_legacy_device_apis: bool
     visible_devices: tuple[int, ...] | None
 
 
@@ -165,6 +166,11 @@ VARIABLES: tuple[Variable, ...] = (
         "TORCH_TPU_INTERNAL_DISABLE_INPLACE_BUFFER_DONATION",
         "disable_inplace_buffer_donation",
         "in-place ops do not reuse their input's buffer",
+    ),
+    _torchtpu_flag(
+        "TORCH_TPU_ALLOW_LEGACY_DEVICE_APIS",
+        "allow_legacy_device_apis",
+        "internal functions of torch.tpu warn instead of raising",
     ),
     Variable(
         "TPU_VISIBLE_DEVICES",
