@@ -74,7 +74,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 def _cells(outcome: Outcome) -> list[str]:
     case, measured = outcome.case, outcome.measurement
     limit = f"≤ {_number(case.bound)}" + ("×" if case.bounded is Bounded.RATIO else f" {case.unit}")
-    what = f"{case.what} / {case.against}"
+    what = f"{case.what}\n/ {case.against}"
     if measured is None:
         return [case.name, what, "-", "-", "-", "-", limit, outcome.error or "not measured"]
     what += "".join(f"\n{name}: {_number(figure)}" for name, figure in measured.extra.items())
