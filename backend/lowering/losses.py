@@ -232,3 +232,11 @@ def _huber_backward(cx: Context, grad: Value, x: Value, target: Value, reduction
     error = x - target
     slope = error.maximum(-delta).minimum(delta)
     return (grad * slope * (1 / x.numel if reduction == _MEAN else 1)).convert(cx.output.dtype)
+
+
+@lowering("smooth_l1_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction, float beta) -> Tensor")
+def _smooth_l1_backward(cx: Context, grad: Value, x: Value, target: Value, reduction: int, beta: float) -> Value:
+    grad, x, target = _wide(grad, x, target)
+    error = x - target
+    slope = (error / beta).maximum(-1).minimum(1) if beta else error.unary("stablehlo.sign")
+    return (grad * slope * (1 / x.numel if reduction == _MEAN else 1)).convert(cx.output.dtype)
