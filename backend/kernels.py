@@ -436,6 +436,7 @@ class _Source:
 def out_kernel(functional: torch._ops.OpOverload[..., Any], out: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:
     """The out= overload of a functional op: compute, resize if need be, then move or copy the results in."""
     names = [a.name for a in out._schema.arguments if a.is_out]
+    factory = any(a.name == "device" for a in functional._schema.arguments)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         from emutpu.backend.copies import write_out
@@ -443,6 +444,8 @@ def out_kernel(functional: torch._ops.OpOverload[..., Any], out: torch._ops.OpOv
         positional = [a.name for a in out._schema.arguments]
         given = {**dict(zip(positional, args, strict=False)), **kwargs}
         targets = [given.pop(name) for name in names]
+        if factory:
+            given |= {"dtype": targets[0].dtype, "device": targets[0].device}
         order = [a.name for a in functional._schema.arguments if not a.kwarg_only]
         result = functional(*[given.pop(n) for n in order if n in given], **given)
         results = list(result) if isinstance(result, tuple | list) else [result]

@@ -89,9 +89,7 @@ def _conjugate(x: Value) -> Value:
 lowerings(
     "(Tensor grad_output, Tensor output) -> Tensor",
     {
-        "sigmoid_backward": elementwise(
-            SAME, lambda g, y: g * _conjugate((1 - y) * y), "grad_output output"
-        ),
+        "sigmoid_backward": elementwise(SAME, lambda g, y: g * _conjugate((1 - y) * y), "grad_output output"),
         "tanh_backward": elementwise(SAME, lambda g, y: g * _conjugate(1 - y * y), "grad_output output"),
     },
 )
@@ -120,12 +118,8 @@ lowering("hardtanh_backward(Tensor grad_output, Tensor self, Scalar min_val, Sca
 lowering("leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor")(
     elementwise(SAME, lambda x, slope: _select(x > 0, x, x * slope), "self", "negative_slope")
 )
-lowering(
-    "leaky_relu_backward(Tensor grad_output, Tensor self, Scalar negative_slope, bool self_is_result) -> Tensor"
-)(
-    elementwise(
-        SAME, lambda g, x, slope, _: _select(x > 0, g, g * slope), "grad_output self", "negative_slope"
-    )
+lowering("leaky_relu_backward(Tensor grad_output, Tensor self, Scalar negative_slope, bool self_is_result) -> Tensor")(
+    elementwise(SAME, lambda g, x, slope, _: _select(x > 0, g, g * slope), "grad_output self", "negative_slope")
 )
 lowerings(
     "(Tensor grad_output, Tensor self, Scalar lambd) -> Tensor",
@@ -157,9 +151,7 @@ def _elu(x: Value, alpha: Value | Number, scale: Value | Number, input_scale: Va
     return _select(x < 0, negative, x * scale)
 
 
-def _elu_backward(
-    grad: Value, x: Value, alpha: Value, scale: Value, input_scale: Value, is_result: bool
-) -> Value:
+def _elu_backward(grad: Value, x: Value, alpha: Value, scale: Value, input_scale: Value, is_result: bool) -> Value:
     negative = x + alpha * scale if is_result else (x * input_scale).exp() * alpha * scale
     return _select(x <= 0, grad * input_scale * negative, grad * scale)
 
@@ -290,10 +282,10 @@ def _mse_backward(cx: Context, grad: Value, x: Value, target: Value, reduction: 
     return _scale(2 * (x - target) * grad, reduction).convert(cx.output.dtype)
 
 
-@lowering("smooth_l1_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction, float beta) -> Tensor")
-def _smooth_l1_backward(
-    cx: Context, grad: Value, x: Value, target: Value, reduction: int, beta: float
-) -> Value:
+@lowering(
+    "smooth_l1_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction, float beta) -> Tensor"
+)
+def _smooth_l1_backward(cx: Context, grad: Value, x: Value, target: Value, reduction: int, beta: float) -> Value:
     grad, x, target = _wide(cx, grad, x, target)
     difference = x - target
     sign = difference.unary("stablehlo.sign")
@@ -315,9 +307,7 @@ def _bce(cx: Context, x: Value, target: Value, weight: Value | None, reduction: 
     "binary_cross_entropy_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight=None, "
     "int reduction=1) -> Tensor"
 )
-def _bce_backward(
-    cx: Context, grad: Value, x: Value, target: Value, weight: Value | None, reduction: int
-) -> Value:
+def _bce_backward(cx: Context, grad: Value, x: Value, target: Value, weight: Value | None, reduction: int) -> Value:
     grad, x, target = _wide(cx, grad, x, target)
     result = grad * (x - target) / ((1 - x) * x).maximum(1e-12)
     if weight is not None:
