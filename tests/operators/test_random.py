@@ -64,9 +64,9 @@ def test_second_draw_compiles_nothing(name: str) -> None:
 def test_state_round_trip(name: str) -> None:
     """A state that was taken and set again reproduces what followed it."""
     draw = DRAWS[name]
-    state = torch.tpu.get_rng_state()
+    state = torch.tpu.default_generators[0].get_state()
     first = draw().cpu()
-    torch.tpu.set_rng_state(state)
+    torch.tpu.default_generators[0].set_state(state)
     assert torch.equal(first, draw().cpu())
 
 
@@ -91,12 +91,12 @@ def test_offset_advances(name: str, steps: int) -> None:
 def test_generator_argument() -> None:
     """A generator of the caller's is drawn from, and the default one left alone."""
     torch.manual_seed(0)
-    state = torch.tpu.get_rng_state()
+    state = torch.tpu.default_generators[0].get_state()
     generator = torch.Generator(device=DEVICE).manual_seed(5)
     first = torch.randn(8, device=DEVICE, generator=generator).cpu()
     generator.manual_seed(5)
     assert torch.equal(first, torch.randn(8, device=DEVICE, generator=generator).cpu())
-    assert torch.equal(state, torch.tpu.get_rng_state())
+    assert torch.equal(state, torch.tpu.default_generators[0].get_state())
 
 
 def test_generator_of_another_device_is_refused() -> None:
