@@ -32,7 +32,8 @@ def _to_copy(
 
     It must not see ``non_blocking``: C++ would allocate pinned memory from an allocator that is not there.
     """
-    if (device is None or device.type == self.device.type == DEVICE.type) and layout in (None, torch.strided):
+    here = device is None or (device.type == self.device.type == DEVICE.type and device.index in (None, 0))
+    if here and layout in (None, torch.strided):
         from emutpu.backend.registration import kernel
 
         converted: torch.Tensor = kernel("_to_copy").function(self, dtype=dtype, memory_format=memory_format)
