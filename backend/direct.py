@@ -9,7 +9,6 @@ import torch
 
 from emutpu.backend import data_dependent
 from emutpu.backend.copies import copy_from, local_scalar
-from emutpu.backend.metadata import check_index
 from emutpu.backend.storage import DEVICE, empty_tensor
 
 __all__ = ["KERNELS"]
@@ -33,9 +32,8 @@ def _to_copy(
 
     It must not see ``non_blocking``: C++ would allocate pinned memory from an allocator that is not there.
     """
-    if device is not None and device.type == DEVICE.type:
-        check_index("to_copy", device)
-    if (device is None or device.type == self.device.type == DEVICE.type) and layout in (None, torch.strided):
+    here = device is None or (device.type == self.device.type == DEVICE.type and device.index in (None, 0))
+    if here and layout in (None, torch.strided):
         from emutpu.backend.registration import kernel
 
         converted: torch.Tensor = kernel("_to_copy").function(self, dtype=dtype, memory_format=memory_format)

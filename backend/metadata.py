@@ -26,7 +26,7 @@ from emutpu.backend.storage import (
     tensor_over,
 )
 
-__all__ = ["KERNELS", "check_index", "resize_storage"]
+__all__ = ["KERNELS", "resize_storage"]
 
 _C: Any = torch._C
 
@@ -66,11 +66,6 @@ def _check_factory(
         raise NotImplementedError(f"{op}(): expected layout to be torch.strided, got {layout}")
     if pin_memory:
         raise RuntimeError(f"{op}(): only dense CPU tensors can be pinned")
-    check_index(op, device)
-
-
-def check_index(op: str, device: torch.device | None) -> None:
-    """One process owns one device. Raises RuntimeError for any index but 0."""
     if device is not None and device.index not in (None, 0):
         raise RuntimeError(
             f"{op}(): expected device index 0, got {device.index}: one process owns one TPU device "

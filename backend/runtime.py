@@ -134,7 +134,9 @@ class Runtime:
     @property
     def hbm_bytes(self) -> int:
         """Memory of the emulated device in bytes."""
-        return int(self.client.topology.attributes["hbm_bytes_per_device"])  # type: ignore[call-overload]  # an int
+        total = self.client.topology.attributes["hbm_bytes_per_device"]
+        assert isinstance(total, int)
+        return total
 
     def count_fallback(self, op: str) -> str:
         """Count an op that runs on the CPU, with the user's line, which is returned."""

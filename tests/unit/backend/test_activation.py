@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Run
 
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Passes = Callable[..., str]
 BANNER = "emutpu: emulated v5e, not hardware\n"
 IMPORT_LIMIT = 0.060  # seconds of CPU time that `import torch` may grow by

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
-from conftest import Run
 
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Passes = Callable[..., str]
 
 COPIES = """
