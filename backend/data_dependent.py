@@ -16,7 +16,7 @@ from emutpu.backend import bounds
 from emutpu.backend.errors import op_label, user_line
 from emutpu.backend.runtime import runtime
 
-__all__ = ["BEYOND", "OTHER_KERNELS", "KERNELS", "with_enough_elements", "without_masks"]
+__all__ = ["BEYOND", "KERNELS", "OTHER_KERNELS", "with_enough_elements", "without_masks"]
 
 Kernel = Callable[..., Any]
 _MASKS = (torch.bool, torch.uint8)
@@ -240,6 +240,20 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
     return numbers
 
 
+def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    """How often each of 0, 1, …, max occurs, or the sum of their weights."""
+    if minlength < 0:
+        raise RuntimeError("minlength should be >= 0")
+    if self.numel() == 0 and self.dim() == 1:
+        return torch.zeros(minlength, dtype=torch.int64, device=self.device)
+    if self.dim() != 1 or self.dtype.is_floating_point or int(self.min().item()) < 0:
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if weights is not None and weights.shape != self.shape:
+        raise RuntimeError("weights should be 1-d and have the same length as input")
+    counts: torch.Tensor = _launch("bincount", self, weights, max(minlength, int(self.max().item()) + 1))
+    return counts
+
+
 # ----------------------------------------------------------------------------------------------------- random
 
 
@@ -276,9 +290,7 @@ def multinomial(
     return drawn
 
 
-def bernoulli_out(
-    self: torch.Tensor, *, generator: torch.Generator | None = None, out: torch.Tensor
-) -> torch.Tensor:
+def bernoulli_out(self: torch.Tensor, *, generator: torch.Generator | None = None, out: torch.Tensor) -> torch.Tensor:
     """Ones with the probabilities ``self`` into ``out``, which is resized if need be."""
     if out.shape != self.shape:
         out.resize_(self.shape)
@@ -311,6 +323,7 @@ def index_put_impl_(
 # Functional kernels: their out= overloads are derived.
 KERNELS: dict[str, Kernel] = {
     "_unique2": unique2,
+    "bincount": bincount,
     "masked_select": masked_select,
     "multinomial": multinomial,
     "nonzero": nonzero,
