@@ -240,20 +240,6 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
     return numbers
 
 
-def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
-    """How often each of 0, 1, …, max occurs, or the sum of their weights."""
-    if minlength < 0:
-        raise RuntimeError("minlength should be >= 0")
-    if self.numel() == 0 and self.dim() == 1:
-        return torch.zeros(minlength, dtype=torch.int64, device=self.device)
-    if self.dim() != 1 or self.dtype.is_floating_point or int(self.min().item()) < 0:
-        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
-    if weights is not None and weights.shape != self.shape:
-        raise RuntimeError("weights should be 1-d and have the same length as input")
-    counts: torch.Tensor = _launch("bincount", self, weights, max(minlength, int(self.max().item()) + 1))
-    return counts
-
-
 # ----------------------------------------------------------------------------------------------------- random
 
 
@@ -323,7 +309,6 @@ def index_put_impl_(
 # Functional kernels: their out= overloads are derived.
 KERNELS: dict[str, Kernel] = {
     "_unique2": unique2,
-    "bincount": bincount,
     "masked_select": masked_select,
     "multinomial": multinomial,
     "nonzero": nonzero,
