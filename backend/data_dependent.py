@@ -16,7 +16,7 @@ from emutpu.backend import bounds
 from emutpu.backend.errors import op_label, user_line
 from emutpu.backend.runtime import runtime
 
-__all__ = ["BEYOND", "OTHER_KERNELS", "KERNELS", "with_enough_elements", "without_masks"]
+__all__ = ["BEYOND", "KERNELS", "OTHER_KERNELS", "with_enough_elements", "without_masks"]
 
 Kernel = Callable[..., Any]
 _MASKS = (torch.bool, torch.uint8)
@@ -276,9 +276,7 @@ def multinomial(
     return drawn
 
 
-def bernoulli_out(
-    self: torch.Tensor, *, generator: torch.Generator | None = None, out: torch.Tensor
-) -> torch.Tensor:
+def bernoulli_out(self: torch.Tensor, *, generator: torch.Generator | None = None, out: torch.Tensor) -> torch.Tensor:
     """Ones with the probabilities ``self`` into ``out``, which is resized if need be."""
     if out.shape != self.shape:
         out.resize_(self.shape)

@@ -29,7 +29,7 @@ from . import _blob
 from ._modules import ModuleInfo, inspect, parse
 from ._wire import Wire
 from .checks import check_arguments, check_options, propagate
-from .legalize import VERSION, legalize_precision, widen_bf16_dots
+from .legalize import VERSION, legalize_precision, own_scatter_operands, widen_bf16_dots
 from .rng import legalize_rng
 
 __all__ = ["UNSUPPORTED", "InterpreterClient", "InterpreterExecutable", "NumpyBuffer"]
@@ -189,6 +189,7 @@ class InterpreterClient:
             if info.largest > _LARGEST:
                 raise ResourceExhausted("a tensor is too large for the interpreter, which aborts when memory ends")
             legalize_rng(parsed, info)
+            own_scatter_operands(parsed, info)
             widen_bf16_dots(parsed, info)
             legalize_precision(parsed, info)
             return Wire(parsed, info)

@@ -34,9 +34,17 @@ from emutpu._jaxlib import context, ir, stablehlo
 
 from ._modules import ModuleInfo, walk
 
-__all__ = ["VERSION", "Rounding", "legalize_precision", "passes", "plain_dot", "widen_bf16_dots"]
+__all__ = [
+    "VERSION",
+    "Rounding",
+    "legalize_precision",
+    "own_scatter_operands",
+    "passes",
+    "plain_dot",
+    "widen_bf16_dots",
+]
 
-VERSION = 1
+VERSION = 2
 """Raised with every change of what a client does to a module or its flags: executables cached before are then stale."""
 
 _TARGETS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
@@ -88,6 +96,16 @@ def widen_bf16_dots(module: Any, info: ModuleInfo) -> None:
             _Rewriter(operation, Rounding.REDUCE).widen()
 
 
+def own_scatter_operands(module: Any, info: ModuleInfo) -> None:
+    """Give every ``scatter`` copies of what it writes into: the reference interpreter writes into the operand itself,
+    and whatever reads that value later would see it changed. In place.
+    """
+    if "stablehlo.scatter" not in info.ops:
+        return
+    for operation in [found for found in walk(module.operation) if found.name == "stablehlo.scatter"]:
+        _Rewriter(operation, Rounding.REDUCE).own(len(operation.results))
+
+
 def passes(operation: Any) -> int | None:
     """How many bf16 passes an operation owes (1, 3 or 6), or None where it keeps its own precision."""
     if "precision_config" not in operation.attributes:
@@ -128,6 +146,18 @@ class _Rewriter:
             for index, operand in enumerate(self.operation.operands):
                 wide = ir.RankedTensorType.get(operand.type.shape, ir.F32Type.get())
                 self.operation.operands[index] = self.emit("convert", [operand], wide)
+
+    def own(self, count: int) -> None:
+        with context(), self.operation.location:
+            for index in range(count):
+                operand = self.operation.operands[index]
+                shape = list(operand.type.shape)
+                bounds = {
+                    "start_indices": ir.DenseI64ArrayAttr.get([0] * len(shape)),
+                    "limit_indices": ir.DenseI64ArrayAttr.get(shape),
+                    "strides": ir.DenseI64ArrayAttr.get([1] * len(shape)),
+                }
+                self.operation.operands[index] = self.emit("slice", [operand], operand.type, bounds)
 
     def emit(self, name: str, operands: Sequence[Any], kind: Any, attributes: dict[str, Any] | None = None) -> Any:
         made = ir.Operation.create(

@@ -240,6 +240,29 @@ def test_clients_agree(op: str) -> None:
     np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+WRITES = {
+    "scatter": """%0 = "stablehlo.scatter"(%a0, %a1, %a2) <{scatter_dimension_numbers = #stablehlo.scatter<
+  inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}> ({
+  ^bb0(%old: tensor<i32>, %new: tensor<i32>):
+    stablehlo.return %new : tensor<i32>
+}) : (tensor<4xi32>, tensor<2x1xi32>, tensor<2xi32>) -> tensor<4xi32>""",
+    "dynamic_update_slice": """%c = stablehlo.constant dense<0> : tensor<i32>
+%0 = stablehlo.dynamic_update_slice %a0, %a2, %c : (tensor<4xi32>, tensor<2xi32>, tensor<i32>) -> tensor<4xi32>""",
+}
+
+
+@pytest.mark.parametrize("op", WRITES)
+def test_partial_writes_leave_their_operand_alone(computing: Client, op: str) -> None:
+    """Values are immutable: what reads the operand after a write into it sees the old one."""
+    kinds = [modules.tensor(shape, "i32") for shape in ((4,), (2, 1), (2,))]
+    body = f"{WRITES[op]}\n%1 = stablehlo.add %a0, %a0 : {kinds[0]}\nret %0, %1"
+    module = modules.function(kinds, [kinds[0], kinds[0]], body)
+    operands = [np.array(values, np.int32) for values in ([1, 2, 3, 4], [[0], [1]], [9, 8])]
+    written, doubled = run(computing, module, *operands)
+    assert written.tolist() == [9, 8, 3, 4]
+    assert doubled.tolist() == [2, 4, 6, 8]
+
+
 def flushed(array: np.ndarray) -> np.ndarray:
     """Denormals as zeros of their sign."""
     return np.where(np.abs(array) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), array), array)
