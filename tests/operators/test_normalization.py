@@ -158,10 +158,14 @@ def test_softmax_to_float() -> None:
 
 
 CROSS_ENTROPIES = {
-    "ignored": dict(ignore_index=1),
-    "weighted": dict(weight=torch.tensor([1.0, 2.0, 0.5, 3.0])),
-    "smoothed": dict(label_smoothing=0.2),
-    "smoothed, weighted, ignored": dict(label_smoothing=0.2, weight=torch.tensor([1.0, 2.0, 0.5, 3.0]), ignore_index=1),
+    "ignored": {"ignore_index": 1},
+    "weighted": {"weight": torch.tensor([1.0, 2.0, 0.5, 3.0])},
+    "smoothed": {"label_smoothing": 0.2},
+    "smoothed, weighted, ignored": {
+        "label_smoothing": 0.2,
+        "weight": torch.tensor([1.0, 2.0, 0.5, 3.0]),
+        "ignore_index": 1,
+    },
 }
 
 
