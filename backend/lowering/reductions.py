@@ -55,15 +55,19 @@ def _sum_dim(cx: Context, x: Value, dim: Any, keepdim: bool, dtype: Any) -> Valu
     return _accumulated(cx, x, dim, keepdim, "stablehlo.add", 0).convert(cx.output.dtype)
 
 
+def _average(cx: Context, x: Value, dim: Any, keepdim: bool) -> Value:
+    total = _accumulated(cx, x, dim, keepdim, "stablehlo.add", 0)
+    return (total / _count(x, reduced_dims(x, dim))).convert(cx.output.dtype)
+
+
 @lowering("mean(Tensor self, *, ScalarType? dtype=None) -> Tensor")
 def _mean(cx: Context, x: Value, dtype: Any) -> Value:
-    return _mean_dim(cx, x, None, False, dtype)
+    return _average(cx, x, None, False)
 
 
 @lowering("mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor")
 def _mean_dim(cx: Context, x: Value, dim: Any, keepdim: bool, dtype: Any) -> Value:
-    total = _accumulated(cx, x, dim, keepdim, "stablehlo.add", 0)
-    return (total / _count(x, reduced_dims(x, dim))).convert(cx.output.dtype)
+    return _average(cx, x, dim, keepdim)
 
 
 @lowering("prod(Tensor self, *, ScalarType? dtype=None) -> Tensor")
