@@ -11,7 +11,7 @@ import torch
 from emutpu.backend import bounds
 from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Value
-from emutpu.backend.lowering._registry import Context, lowering, lowerings
+from emutpu.backend.lowering._registry import Context, lowering
 
 __all__: list[str] = []
 
@@ -81,10 +81,26 @@ def _classes_checked(made: Any) -> Callable[..., Any]:
     return kernel
 
 
+def _nll_meta(name: str) -> Callable[..., Any]:
+    """PyTorch's meta kernel, for the target dtypes of its CPU kernels, with their kind of error."""
+    op = getattr(torch.ops.aten, name)
+
+    def meta(target: torch.Tensor, **others: Any) -> Any:
+        if target.dtype not in (torch.int64, torch.uint8):
+            raise RuntimeError(f"expected target dtype to be Long or Byte, but got {target.dtype}")
+        try:
+            return op(target=target.to(torch.int64), **others)
+        except AssertionError as error:
+            raise RuntimeError(str(error)) from None
+
+    return meta
+
+
 def _nll_forward(
     cx: Context, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
 ) -> list[Value]:
     compute = opmath(x.dtype)
+    target = target.convert(torch.int64)  # bytes hold neither -100 nor every class
     weights = _weights(weight, target, ignore_index, compute)
     kept = target.ne(ignore_index)
     safe = cx.builder.select(kept, target, 0)
@@ -114,6 +130,7 @@ def _nll_backward(
     builder = cx.builder
     compute = opmath(x.dtype)
     dim = _class_dim(x)
+    target = target.convert(torch.int64)
     scale = -grad.convert(compute) * _weights(weight, target, ignore_index, compute)
     if reduction == _MEAN:
         scale = scale / total_weight.convert(compute)
@@ -123,17 +140,18 @@ def _nll_backward(
     return builder.select(here & kept, scale.reshape(column), 0).convert(cx.output.dtype)
 
 
-lowerings(
+_FORWARD = (
     "(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index)"
-    " -> (Tensor output, Tensor total_weight)",
-    {"nll_loss_forward": _nll_forward, "nll_loss2d_forward": _nll_forward},
-    around=_classes_checked,
+    " -> (Tensor output, Tensor total_weight)"
 )
-lowerings(
+_BACKWARD = (
     "(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index,"
-    " Tensor total_weight) -> Tensor",
-    {"nll_loss_backward": _nll_backward, "nll_loss2d_backward": _nll_backward},
+    " Tensor total_weight) -> Tensor"
 )
+for _name in ("nll_loss", "nll_loss2d"):
+    _forward, _backward = f"{_name}_forward", f"{_name}_backward"
+    lowering(_forward + _FORWARD, meta=_nll_meta(_forward), around=_classes_checked)(_nll_forward)
+    lowering(_backward + _BACKWARD, meta=_nll_meta(_backward))(_nll_backward)
 
 
 # ------------------------------------------------------------------------------------------ elementwise, reduced
@@ -234,7 +252,9 @@ def _huber_backward(cx: Context, grad: Value, x: Value, target: Value, reduction
     return (grad * slope * (1 / x.numel if reduction == _MEAN else 1)).convert(cx.output.dtype)
 
 
-@lowering("smooth_l1_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction, float beta) -> Tensor")
+@lowering(
+    "smooth_l1_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction, float beta) -> Tensor"
+)
 def _smooth_l1_backward(cx: Context, grad: Value, x: Value, target: Value, reduction: int, beta: float) -> Value:
     grad, x, target = _wide(grad, x, target)
     error = x - target

@@ -98,7 +98,7 @@ def _unless_training(made: Any) -> Callable[..., Any]:
     function = made.function
 
     def kernel(
-        input: torch.Tensor,
+        x: torch.Tensor,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         running_mean: torch.Tensor | None,
@@ -108,13 +108,13 @@ def _unless_training(made: Any) -> Callable[..., Any]:
         eps: float,
     ) -> Any:
         if training:
-            return function(input, weight, bias, running_mean, running_var, True, momentum, eps)
+            return function(x, weight, bias, running_mean, running_var, True, momentum, eps)
         if running_mean is None or running_var is None:
             raise RuntimeError("running_mean and running_var must be defined in evaluation mode")
         from emutpu.backend.registration import kernel as kernel_of
 
         reading = kernel_of("_native_batch_norm_legit_no_training").function
-        return reading(input, weight, bias, running_mean, running_var, momentum, eps)
+        return reading(x, weight, bias, running_mean, running_var, momentum, eps)
 
     return kernel
 
@@ -214,10 +214,12 @@ def _native_batch_norm_backward(
     compute = opmath(x.dtype)
     grad, x = grad.convert(compute), x.convert(compute)
     if train:
-        assert save_mean is not None and save_invstd is not None
+        assert save_mean is not None
+        assert save_invstd is not None
         mean, inverse = save_mean.convert(compute).reshape(shape), save_invstd.convert(compute).reshape(shape)
     else:
-        assert running_mean is not None and running_var is not None
+        assert running_mean is not None
+        assert running_var is not None
         mean = running_mean.convert(compute).reshape(shape)
         inverse = (running_var.convert(compute) + eps).rsqrt().reshape(shape)
     normalized = (x - mean) * inverse

@@ -7,21 +7,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import canonicalize_dim
 
 from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Body, Value
 from emutpu.backend.lowering._registry import Context, Emit, lowering, lowerings
 
-__all__ = ["extremum_with_index", "reduced_dims"]
+__all__ = ["extremum_with_index", "reduced_dims", "wrapped_dim"]
+
+
+def wrapped_dim(x: Value, dim: int) -> int:
+    """``dim`` counted from the front, 0 for a scalar. Raises IndexError in PyTorch's words: not every meta kernel looks."""
+    return canonicalize_dim(x.ndim, dim)
 
 
 def reduced_dims(x: Value, dim: int | Sequence[int] | None) -> list[int]:
     """The dimensions to reduce, non-negative and sorted: every one for None and for an empty list."""
-    if x.ndim == 0:
-        return []
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(x.ndim))
-    return sorted(d % x.ndim for d in ([dim] if isinstance(dim, int) else dim))
+    dims = sorted(wrapped_dim(x, d) for d in ([dim] if isinstance(dim, int) else dim))
+    return dims if x.ndim else []
 
 
 def _count(x: Value, dims: Sequence[int]) -> int:
@@ -50,15 +55,19 @@ def _sum_dim(cx: Context, x: Value, dim: Any, keepdim: bool, dtype: Any) -> Valu
     return _accumulated(cx, x, dim, keepdim, "stablehlo.add", 0).convert(cx.output.dtype)
 
 
+def _average(cx: Context, x: Value, dim: Any, keepdim: bool) -> Value:
+    total = _accumulated(cx, x, dim, keepdim, "stablehlo.add", 0)
+    return (total / _count(x, reduced_dims(x, dim))).convert(cx.output.dtype)
+
+
 @lowering("mean(Tensor self, *, ScalarType? dtype=None) -> Tensor")
 def _mean(cx: Context, x: Value, dtype: Any) -> Value:
-    return _mean_dim(cx, x, None, False, dtype)
+    return _average(cx, x, None, False)
 
 
 @lowering("mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor")
 def _mean_dim(cx: Context, x: Value, dim: Any, keepdim: bool, dtype: Any) -> Value:
-    total = _accumulated(cx, x, dim, keepdim, "stablehlo.add", 0)
-    return (total / _count(x, reduced_dims(x, dim))).convert(cx.output.dtype)
+    return _average(cx, x, dim, keepdim)
 
 
 @lowering("prod(Tensor self, *, ScalarType? dtype=None) -> Tensor")
@@ -95,6 +104,8 @@ def _whole_extremum(name: str, reduce: Body) -> Emit:
                 f"{name}(): Expected reduction dim to be specified for input.numel() == 0. "
                 "Specify the reduction dim with the 'dim' argument."
             )
+        if x.dtype.is_complex:
+            raise NotImplementedError(f"\"{name}_all\" not implemented for 'ComplexFloat'")
         return reduce(x, reduced_dims(x, None), False)  # type: ignore[return-value]  # one value
 
     return emit
@@ -137,7 +148,7 @@ def extremum_with_index(x: Value, dim: int, direction: str, keepdim: bool) -> tu
 
 def _with_index(direction: str) -> Emit:
     def emit(cx: Context, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
-        return extremum_with_index(x, dim % max(1, x.ndim), direction, keepdim)
+        return extremum_with_index(x, wrapped_dim(x, dim), direction, keepdim)
 
     return emit
 
@@ -152,7 +163,7 @@ def _index_of(direction: str) -> Emit:
     def emit(cx: Context, x: Value, dim: int | None, keepdim: bool) -> Value:
         if dim is None:
             x, dim, keepdim = x.reshape((x.numel,)), 0, False
-        return extremum_with_index(x, dim % max(1, x.ndim), direction, keepdim)[1].reshape(cx.output.size)
+        return extremum_with_index(x, wrapped_dim(x, dim), direction, keepdim)[1].reshape(cx.output.size)
 
     return emit
 

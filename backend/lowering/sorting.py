@@ -11,6 +11,7 @@ import torch
 from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Body, Number, Value, highest, lowest
 from emutpu.backend.lowering._registry import Context, Emit, lowering, lowerings
+from emutpu.backend.lowering.reductions import wrapped_dim
 
 __all__ = ["scan", "sorted_with_indices"]
 
@@ -40,12 +41,12 @@ def sorted_with_indices(x: Value, dim: int, descending: bool) -> tuple[Value, Va
     "sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"
 )
 def _sort_stable(cx: Context, x: Value, stable: bool | None, dim: int, descending: bool) -> tuple[Value, Value]:
-    return sorted_with_indices(x, dim % max(1, x.ndim), descending)
+    return sorted_with_indices(x, wrapped_dim(x, dim), descending)
 
 
 @lowering("sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)")
 def _sort(cx: Context, x: Value, dim: int, descending: bool) -> tuple[Value, Value]:
-    return sorted_with_indices(x, dim % max(1, x.ndim), descending)
+    return sorted_with_indices(x, wrapped_dim(x, dim), descending)
 
 
 @lowering(
@@ -53,7 +54,7 @@ def _sort(cx: Context, x: Value, dim: int, descending: bool) -> tuple[Value, Val
 )
 def _topk(cx: Context, x: Value, k: int, dim: int, largest: bool, ordered: bool) -> list[Value]:
     """A sort and a slice, which XLA turns into its own top-k; always in order."""
-    dim %= max(1, x.ndim)
+    dim = wrapped_dim(x, dim)
     return [
         v.slice_dim(dim, 0, k) if v.ndim else v.reshape(cx.output.size) for v in sorted_with_indices(x, dim, largest)
     ]
@@ -82,7 +83,7 @@ def _cumulative(body: Callable[[Value, Value], Value], initial: int) -> Emit:
     def emit(cx: Context, x: Value, dim: int, dtype: Any) -> Value:
         x = x.convert(cx.output.dtype)
         work = x.convert(opmath(x.dtype))
-        return scan([work], [initial], body, dim % max(1, x.ndim))[0].convert(cx.output.dtype)
+        return scan([work], [initial], body, wrapped_dim(x, dim))[0].convert(cx.output.dtype)
 
     return emit
 
@@ -99,7 +100,7 @@ def _cumulative_extremum(direction: str) -> Emit:
         builder = cx.builder
         if x.ndim == 0:
             return [x, builder.full(0, (), torch.int64)]
-        dim %= x.ndim
+        dim = wrapped_dim(x, dim)
 
         def better(value: Value, index: Value, other: Value, at: Value) -> list[Value]:
             wins, ties = builder.compare(direction, value, other), value.eq(other)
@@ -132,7 +133,7 @@ def _logcumsumexp(cx: Context, x: Value, dim: int) -> Value:
         # Equal infinities have no difference.
         return cx.builder.select(a.eq(b) & a.abs().eq(math.inf), a, apart)
 
-    return scan([work], [-math.inf], joined, dim % max(1, x.ndim))[0].convert(x.dtype)
+    return scan([work], [-math.inf], joined, wrapped_dim(x, dim))[0].convert(x.dtype)
 
 
 # ------------------------------------------------------------------------------------------------------ searches
@@ -231,7 +232,10 @@ def _histc(cx: Context, x: Value, bins: int, low: Value | Number, high: Value | 
     position = ((work - start) / (stop - start) * bins).convert(torch.int32).minimum(bins - 1)
     position = builder.select(inside, position, -1)
     ones = builder.full(1, position.shape, torch.float32 if x.dtype.itemsize < 8 else work.dtype)
-    return _counted(position, ones, bins).convert(cx.output.dtype)
+    counts = _counted(position, ones, bins)
+    # PyTorch refuses a range without bounds; nobody here has read it.
+    bounded = (start - start).eq(0) & (stop - stop).eq(0)
+    return builder.select(bounded, counts, math.nan).convert(cx.output.dtype)
 
 
 def _bincount_meta(self: torch.Tensor, weights: torch.Tensor | None, minlength: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Number, Value
 from emutpu.backend.lowering._registry import Context, Emit, lowering, lowerings
-from emutpu.backend.lowering.reductions import extremum_with_index, reduced_dims
+from emutpu.backend.lowering.reductions import extremum_with_index, reduced_dims, wrapped_dim
 from emutpu.backend.lowering.sorting import sorted_with_indices
 
 __all__ = ["vector_norm"]
@@ -121,7 +121,7 @@ lowering(
 @lowering("renorm(Tensor self, Scalar p, int dim, Scalar maxnorm) -> Tensor", static="p", beyond=True)
 def _renorm(cx: Context, x: Value, p: Number, dim: int, maxnorm: Value) -> Value:
     work = x.convert(opmath(x.dtype))
-    others = [d for d in range(x.ndim) if d != dim % x.ndim]
+    others = [d for d in range(x.ndim) if d != wrapped_dim(x, dim)]
     norms = vector_norm(work, p, others, keepdim=True)
     limit = cx.scalar(maxnorm, norms.dtype)
     scale = cx.builder.select(norms > limit, limit / (norms + 1e-7), 1)
@@ -131,7 +131,7 @@ def _renorm(cx: Context, x: Value, p: Number, dim: int, maxnorm: Value) -> Value
 @lowering("_weight_norm_interface(Tensor v, Tensor g, int dim=0) -> (Tensor, Tensor)")
 def _weight_norm(cx: Context, v: Value, g: Value, dim: int) -> list[Value]:
     x = v.convert(opmath(v.dtype))
-    norms = vector_norm(x, 2, [d for d in range(v.ndim) if d != dim % v.ndim], keepdim=True)
+    norms = vector_norm(x, 2, [d for d in range(v.ndim) if d != wrapped_dim(v, dim)], keepdim=True)
     weight = x * (g.convert(x.dtype) / norms)
     specs = [spec for spec in cx.outputs if spec is not None]
     return [value.convert(spec.dtype).reshape(spec.size) for value, spec in zip((weight, norms), specs, strict=True)]
@@ -144,7 +144,7 @@ def _weight_norm(cx: Context, v: Value, g: Value, dim: int) -> list[Value]:
 def _weight_norm_backward(cx: Context, grad: Value, v: Value, g: Value, norms: Value, dim: int) -> list[Value]:
     compute = opmath(v.dtype)
     grad, x, gain, length = (value.convert(compute) for value in (grad, v, g, norms))
-    projected = (grad * x).sum([d for d in range(v.ndim) if d != dim % v.ndim], keepdim=True)
+    projected = (grad * x).sum([d for d in range(v.ndim) if d != wrapped_dim(v, dim)], keepdim=True)
     grad_g = projected / length
     grad_v = gain / length * (grad - x * (projected / (length * length)))
     return [grad_v.convert(v.dtype), grad_g.convert(g.dtype)]
@@ -200,7 +200,7 @@ def _kth(cx: Context, x: Value, dim: int, keepdim: bool, *, k: int | None, nans:
     """The k-th smallest (None: the lower median) along ``dim`` and its index; ``nans`` says whether a NaN wins."""
     if x.ndim == 0:
         return [x, cx.builder.full(0, (), torch.int64)]
-    dim %= x.ndim
+    dim = wrapped_dim(x, dim)
     values, indices = sorted_with_indices(x, dim, descending=False)
     shape = tuple(1 if d == dim else n for d, n in enumerate(x.shape))
     position = cx.builder.full((k - 1) if k is not None else (x.shape[dim] - 1) // 2, shape, torch.int32)
@@ -243,7 +243,7 @@ def _mode(cx: Context, x: Value, dim: int, keepdim: bool) -> list[Value]:
     """The most frequent value, the smallest among equals, and its last index."""
     if x.ndim == 0:
         return [x, cx.builder.full(0, (), torch.int64)]
-    dim %= x.ndim
+    dim = wrapped_dim(x, dim)
     values, indices = sorted_with_indices(x, dim, descending=False)
     wide = (*x.shape[:dim], x.shape[dim], 1, *x.shape[dim + 1 :])
     other = (*x.shape[:dim], 1, x.shape[dim], *x.shape[dim + 1 :])

@@ -158,10 +158,14 @@ def test_softmax_to_float() -> None:
 
 
 CROSS_ENTROPIES = {
-    "ignored": dict(ignore_index=1),
-    "weighted": dict(weight=torch.tensor([1.0, 2.0, 0.5, 3.0])),
-    "smoothed": dict(label_smoothing=0.2),
-    "smoothed, weighted, ignored": dict(label_smoothing=0.2, weight=torch.tensor([1.0, 2.0, 0.5, 3.0]), ignore_index=1),
+    "ignored": {"ignore_index": 1},
+    "weighted": {"weight": torch.tensor([1.0, 2.0, 0.5, 3.0])},
+    "smoothed": {"label_smoothing": 0.2},
+    "smoothed, weighted, ignored": {
+        "label_smoothing": 0.2,
+        "weight": torch.tensor([1.0, 2.0, 0.5, 3.0]),
+        "ignore_index": 1,
+    },
 }
 
 
@@ -223,3 +227,25 @@ def test_weight_norm() -> None:
     layer(x).pow(2).sum().backward()
     actual = [p.grad for p in on_device.parameters()]
     assert_same(actual, [p.grad for p in layer.parameters()], what="weight norm")
+
+
+def test_dtypes_of_targets() -> None:
+    """Bytes and int64 are class numbers; other dtypes and wrong weights are refused as on CPU."""
+    x, target, weight = torch.randn(3, 300), torch.tensor([0, 255, 2]), torch.rand(300)
+    on_device = x.to("tpu").requires_grad_()
+    loss = F.nll_loss(on_device, target.byte().to("tpu"), weight.to("tpu"))
+    assert_same(loss, F.nll_loss(x, target, weight), what="bytes")
+    loss.backward()
+    assert on_device.grad.count_nonzero().item() == 3
+    with pytest.raises(RuntimeError, match="expected target dtype to be Long or Byte"):
+        F.nll_loss(on_device, target.int().to("tpu"))
+    with pytest.raises(RuntimeError, match="weight tensor should be defined either for all"):
+        F.nll_loss(on_device, target.to("tpu"), weight[:5].to("tpu"))
+
+
+def test_dimension_out_of_range() -> None:
+    """Refused in PyTorch's words also where its meta kernel does not look."""
+    x = torch.randn(2, 3, device="tpu")
+    for call in (x.softmax, x.log_softmax, x.cumsum, x.sort, x.argmax, x.sum, x.logsumexp):
+        with pytest.raises(IndexError, match=r"expected to be in range of \[-2, 1\], but got 2"):
+            call(2)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -159,3 +162,23 @@ def test_missing_on_the_device() -> None:
     ):
         with pytest.raises(NotImplementedError, match="is not implemented for TPU"):
             call()
+
+
+_BEYOND = """
+import math, torch
+rows = torch.tensor([[3.0, 1.0, math.nan, 2.0], [4.0, 7.0, 4.0, 1.0]])
+calls = [
+    lambda t: t.median(), lambda t: t.median(1), lambda t: t.nanmedian(1), lambda t: t.nansum(0),
+    lambda t: t.kthvalue(3, 1), lambda t: t[1].mode(), lambda t: torch.std_mean(t[1], 0), lambda t: t[1:].renorm(2, 0, 1),
+    lambda t: torch.nn.functional.huber_loss(t[1], t[0].nan_to_num(9.0)),
+]
+for index, call in enumerate(calls):
+    torch.testing.assert_close(call(rows.to("tpu")), call(rows), equal_nan=True, check_device=False, msg=str(index))
+"""
+
+
+def test_beyond_the_device() -> None:
+    """With EMUTPU_BEYOND=1 the missing ones equal CPU, NaN and ties included."""
+    environment = os.environ | {"EMUTPU_BEYOND": "1"}
+    done = subprocess.run([sys.executable, "-c", _BEYOND], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
