@@ -1,0 +1,46 @@
+"""Models of many families: a training step equals CPU's, stays finite at default precision, and compiles once."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from families import FAMILIES, Family
+from training import assert_same_step, misses, move, sgd, train_step
+
+PARAMETERS = [
+    pytest.param(family, id=family.name, marks=[] if family.smoke else [pytest.mark.nightly]) for family in FAMILIES
+]
+
+
+@pytest.mark.parametrize("family", PARAMETERS)
+def test_a_training_step(family: Family, record_property):
+    """Forward, gradients of all parameters and updates at 'highest' equal CPU's; the third identical step compiles nothing."""
+    case = family.build()
+    expected_model, expected_inputs = move(case, "cpu")
+    expected = train_step(expected_model, expected_inputs, case, sgd(expected_model))
+    started, compiled = time.perf_counter(), misses()
+    model, inputs = move(case, "tpu")
+    optimizer = sgd(model)
+    with torch.tpu.precision(torch.tpu.Precision.HIGHEST):
+        actual = train_step(model, inputs, case, optimizer)
+        record_property("modules", misses() - compiled)
+        assert_same_step(actual, expected)
+        train_step(model, inputs, case, optimizer)
+        steady = misses()
+        train_step(model, inputs, case, optimizer)
+        assert misses() == steady, "the third identical step compiled again"
+    record_property("device_seconds", round(time.perf_counter() - started, 2))
+
+
+@pytest.mark.parametrize("family", PARAMETERS)
+def test_default_precision_stays_finite(family: Family):
+    """Two steps at the device's own matmul precision give finite results, gradients and parameters."""
+    case = family.build()
+    model, inputs = move(case, "tpu")
+    optimizer = sgd(model)
+    train_step(model, inputs, case, optimizer, read=False)
+    step = train_step(model, inputs, case, optimizer)
+    for tensor in (*step.results, step.loss, *step.gradients.values(), *step.parameters.values()):
+        assert tensor.isfinite().all()
