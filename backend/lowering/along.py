@@ -37,7 +37,7 @@ def _runs(indices: _Indices) -> list[tuple[int, int, int]]:
 
 
 def _repeats(indices: _Indices, n: int) -> int:
-    """k if the indices are 0 … n-1, each k times; otherwise 0."""
+    """K if the indices are 0 … n-1, each k times; otherwise 0."""
     times = len(indices) // n if n else 0
     return times if times and np.array_equal(indices, np.repeat(np.arange(n), times)) else 0
 

@@ -61,7 +61,7 @@ def _zeros(x: Value, shape: Sequence[int]) -> Value:
 
 
 def _correlate(x: Value, weight: Value, window: _Window, spatial: Sequence[int]) -> Value:
-    """x [N, I, …], weight [O, I/groups, …] → [N, O, *spatial] in the accumulation dtype."""
+    """X [N, I, …], weight [O, I/groups, …] → [N, O, *spatial] in the accumulation dtype."""
     shape = (x.shape[0], weight.shape[0], *spatial)
     if 0 in shape or not x.numel or not weight.numel:
         return _zeros(x, shape)

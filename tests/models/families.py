@@ -28,11 +28,15 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Family:
-    """A named builder; ``smoke`` families run with every change, the others at night."""
+    """A named builder; ``smoke`` families run with every change, the others at night.
+
+    The sizes in a ``routed`` model depend on its weights: how many tokens each expert takes.
+    """
 
     name: str
     build: Callable[[], Case]
     smoke: bool = False
+    routed: bool = False
 
 
 def float_results(outputs: Outputs) -> list[Tensor]:
@@ -121,7 +125,6 @@ def _classified() -> dict[str, Tensor]:
     mask[1, 8:] = 0
     ids = torch.where(mask.bool(), _tokens(2, 12), torch.ones((), dtype=torch.long))
     return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([0, 1])}
-
 
 
 _DECODER = {
@@ -332,7 +335,11 @@ def _dit() -> Case:
         norm_num_groups=8,
     )
     # In training the class is dropped at random, and CPU and device draw different numbers.
-    inputs = {"hidden_states": _images(2, 8, 4), "timestep": torch.tensor([3, 70]), "class_labels": torch.tensor([1, 2])}
+    inputs = {
+        "hidden_states": _images(2, 8, 4),
+        "timestep": torch.tensor([3, 70]),
+        "class_labels": torch.tensor([1, 2]),
+    }
     return Case(model.eval(), inputs, _mean_square)
 
 
@@ -353,14 +360,14 @@ FAMILIES = (
             drop_path_rate=0.0,
         ),
     ),
-    Family("efficientnet", _timm("efficientnet_lite0", size=64, drop_path_rate=0.0, channel_multiplier=0.5)),
+    Family("efficientnet", _timm("test_efficientnet", drop_path_rate=0.0)),
     Family("bert", _transformers("BertForSequenceClassification", "BertConfig", _classified, **_ENCODER), smoke=True),
     Family("roberta", _transformers("RobertaForSequenceClassification", "RobertaConfig", _classified, **_ENCODER)),
     Family("gpt2", _transformers("GPT2LMHeadModel", "GPT2Config", _next_tokens, **_GPT2)),
     Family("llama", _transformers("LlamaForCausalLM", "LlamaConfig", _next_tokens, **_DECODER), smoke=True),
     Family("qwen3", _transformers("Qwen3ForCausalLM", "Qwen3Config", _next_tokens, head_dim=8, **_DECODER)),
     Family("gemma", _transformers("GemmaForCausalLM", "GemmaConfig", _next_tokens, head_dim=8, **_DECODER)),
-    Family("mixtral", _transformers("MixtralForCausalLM", "MixtralConfig", _next_tokens, **_MIXTRAL)),
+    Family("mixtral", _transformers("MixtralForCausalLM", "MixtralConfig", _next_tokens, **_MIXTRAL), routed=True),
     Family("t5", _transformers("T5ForConditionalGeneration", "T5Config", _translated, **_T5), smoke=True),
     Family("vit", _transformers("ViTForImageClassification", "ViTConfig", _labelled_images, **_VIT), smoke=True),
     Family("clip", _transformers("CLIPModel", "CLIPConfig", _captioned, _contrastive, **_CLIP)),
