@@ -6,9 +6,12 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from emutpu.backend.keys import Key
-from emutpu.backend.pjrt import Executable
+
+if TYPE_CHECKING:
+    from emutpu.backend.pjrt import Executable
 
 __all__ = ["CacheEntry", "CompileCache"]
 

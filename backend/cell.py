@@ -9,12 +9,15 @@ functional value of the whole storage in storage order; views are read and writt
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
 
 from emutpu.backend.location import Origin
-from emutpu.backend.pjrt import Buffer
+
+if TYPE_CHECKING:
+    from emutpu.backend.pjrt import Buffer
 
 __all__ = ["ADDRESSES", "MEMORY", "Cell", "Layout", "layout_of"]
 

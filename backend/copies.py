@@ -65,7 +65,8 @@ def _dense(tensor: torch.Tensor) -> tuple[Buffer, Cell]:
     if not plain or cell.value is None:
         dense = torch.ops.aten.clone(tensor.resolve_conj().resolve_neg(), memory_format=torch.contiguous_format)
         cell = cell_of(dense)
-        assert cell is not None and cell.value is not None
+        assert cell is not None
+        assert cell.value is not None
     return cell.value, cell  # type: ignore[return-value]  # not None: written or just cloned
 
 
@@ -150,7 +151,9 @@ def to_device(source: torch.Tensor, *, temporary: bool = False) -> torch.Tensor:
     size = tuple(source.shape)
     value = runtime().client.from_host(array, zero_copy=temporary)
     origin = ("aten._copy_from.default", *capture())
-    return wrap(value, layout_of(size, source.dtype), array.nbytes, source.dtype, size, contiguous_strides(size), origin)
+    return wrap(
+        value, layout_of(size, source.dtype), array.nbytes, source.dtype, size, contiguous_strides(size), origin
+    )
 
 
 def write_out(op: str, name: str, target: torch.Tensor, value: torch.Tensor) -> None:

@@ -51,6 +51,7 @@ def check_supported(dtype: torch.dtype, op: str) -> None:
 
 @functools.cache
 def mlir_name(dtype: torch.dtype) -> str:
+    """The StableHLO element type: ``f32`` for ``torch.float32``."""
     return DTYPES[dtype][0]
 
 
@@ -59,7 +60,8 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """The buffer dtype; bf16 and fp8 come from ml_dtypes."""
     name = DTYPES[dtype][1]
     try:
-        return np.dtype(name)
+        found: np.dtype[Any] = np.dtype(name)
+        return found
     except TypeError:
         import ml_dtypes
 
@@ -72,6 +74,7 @@ def _by_numpy_name() -> dict[str, torch.dtype]:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """The torch dtype of a buffer dtype; KeyError for one that the device has not."""
     return _by_numpy_name()[dtype.name]
 
 

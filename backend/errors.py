@@ -76,9 +76,11 @@ def read_failure(error: PjrtError, trigger: str, origin: Origin | None) -> Excep
     else:
         name, code, offset = issued
         blame = f"  {name} issued at {describe(code, offset)}"
-    kind = "the TPU ran out of memory while awaiting the materialization" if isinstance(
-        error, ResourceExhausted
-    ) else "materialization failed with"
+    kind = (
+        "the TPU ran out of memory while awaiting the materialization"
+        if isinstance(error, ResourceExhausted)
+        else "materialization failed with"
+    )
     made = _exception_type(error)(
         f"{trigger}(): {kind}: {error.message}\n{blame}\n  read at {user_line()}\n"
         "  to stop at the failing op itself, run with TORCH_TPU_LAUNCH_BLOCKING=1"

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from emutpu.backend.errors import not_implemented, op_label, user_line
 from emutpu.backend.runtime import runtime
 
 __all__ = ["fallback", "sparse_fallback"]
@@ -16,7 +15,7 @@ __all__ = ["fallback", "sparse_fallback"]
 
 def fallback(op: torch._ops.OpOverload[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The boxed fallback of PrivateUse1. The first op ever lands here, before the lowerings are loaded."""
-    from emutpu.backend import registration
+    from emutpu.backend import errors, registration
 
     if not registration.loaded():
         registration.load()
@@ -25,7 +24,7 @@ def fallback(op: torch._ops.OpOverload[..., Any], *args: Any, **kwargs: Any) -> 
     if "to_sparse" in name:
         return sparse_fallback(op)
     if not runtime().allow_fallback:
-        raise not_implemented(name)
+        raise errors.not_implemented(name)
     where = runtime().count_fallback(str(op))
     warnings.warn(f"operator '{name}' is not implemented for TPU. Falling back to CPU (at {where})", stacklevel=2)
     return _on_cpu(op, args, kwargs)
@@ -33,6 +32,8 @@ def fallback(op: torch._ops.OpOverload[..., Any], *args: Any, **kwargs: Any) -> 
 
 def sparse_fallback(op: torch._ops.OpOverload[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Every op on a sparse layout: the device has none."""
+    from emutpu.backend.errors import op_label, user_line
+
     raise NotImplementedError(
         f"{op_label(str(op))}(): sparse operators are not supported on TPU yet\n  issued at {user_line()}\n"
         "  keep the tensor dense, or on the CPU"
@@ -41,6 +42,8 @@ def sparse_fallback(op: torch._ops.OpOverload[..., Any], *args: Any, **kwargs: A
 
 def _on_cpu(op: torch._ops.OpOverload[..., Any], args: Any, kwargs: Any) -> Any:
     """Run on CPU copies; written arguments are copied back, results moved to the device."""
+    from emutpu.backend.errors import not_implemented
+
     copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def to_cpu(value: Any) -> Any:

@@ -232,9 +232,7 @@ class Value:
 
     def slice(self, start: Sequence[int], limit: Sequence[int], step: Sequence[int] | None = None) -> Value:
         steps = [1] * self.ndim if step is None else list(step)
-        shape = tuple(
-            max(0, -(-(stop - begin) // by)) for begin, stop, by in zip(start, limit, steps, strict=True)
-        )
+        shape = tuple(max(0, -(-(stop - begin) // by)) for begin, stop, by in zip(start, limit, steps, strict=True))
         if shape == self.shape:
             return self
         return self.builder.emit(
@@ -342,9 +340,7 @@ class Builder:
 
     def finish(self, results: Sequence[Value]) -> bytes:
         """End the module and give its bytecode."""
-        ir.Operation.create(
-            "func.return", operands=[r.ir for r in results], loc=self._location, ip=self._insertion
-        )
+        ir.Operation.create("func.return", operands=[r.ir for r in results], loc=self._location, ip=self._insertion)
         attributes = self._main.attributes
         function_type = ir.FunctionType.get(self._types, [r.ir.type for r in results], context())
         attributes["function_type"] = ir.TypeAttr.get(function_type, context())
@@ -487,9 +483,7 @@ class Builder:
         given = [v for v in (x, y) if isinstance(v, Value)]
         dtype = given[0].dtype
         shape = broadcast_shapes(condition.shape, *(v.shape for v in given))
-        branches = [
-            v.broadcast(shape) if isinstance(v, Value) else self.full(v, shape, dtype) for v in (x, y)
-        ]
+        branches = [v.broadcast(shape) if isinstance(v, Value) else self.full(v, shape, dtype) for v in (x, y)]
         if branches[0].dtype != branches[1].dtype:
             raise AssertionError(f"mixed dtypes in select: {branches[0].dtype} and {branches[1].dtype}")
         return self.emit("stablehlo.select", [condition.broadcast(shape), *branches], shape, dtype)

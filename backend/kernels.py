@@ -7,6 +7,7 @@ that happens only on a miss is in :mod:`emutpu.backend.strict`.
 
 from __future__ import annotations
 
+import cmath
 import keyword
 import math
 from collections import Counter
@@ -54,7 +55,7 @@ class _Scalars:
             made = runtime().client.from_host(np.asarray(value, _SCALAR_DTYPES[kind]))
         except OverflowError:
             raise RuntimeError(f"value cannot be converted to type int64_t without overflow: {value}") from None
-        if value == value and (value or math.copysign(1.0, value.real) > 0):
+        if not cmath.isnan(value) and (value or math.copysign(1.0, value.real) > 0):
             if len(self._buffers) >= _SCALAR_LIMIT:
                 self._buffers.clear()
             self._buffers[value.__class__, value] = made
@@ -244,7 +245,10 @@ class _Source:
             self._add(1, f"a = [{', '.join(self.values)}]")
         names = "".join(f"{_local_name(a)}, " for a in signature.schema.arguments)
         self._shared_values()
-        self._add(1, f"k = (LOCAL.state.{'options' if signature.row.dots else 'plain'}, {''.join(k + ', ' for k in self.keys)})")
+        self._add(
+            1,
+            f"k = (LOCAL.state.{'options' if signature.row.dots else 'plain'}, {''.join(k + ', ' for k in self.keys)})",
+        )
         self._add(1, "e = entries.get(k)")
         self._add(1, "if e is None:")
         self._add(2, f"e = miss(k, ({names}), {'d' if signature.targets else 'False'})")

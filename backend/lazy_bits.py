@@ -84,4 +84,3 @@ def _kernel(name: str, key: str) -> Callable[..., Any]:
 def kernels(key: str) -> dict[str, Callable[..., Any]]:
     """Overload → kernel for dispatch key ``Conjugate`` or ``Negative``; each takes the key set first."""
     return {name: _kernel(name, key) for name in _PLAIN[key]}
-

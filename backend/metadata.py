@@ -59,9 +59,7 @@ def _empty_strided(
     return empty_tensor(size, stride, dtype or torch.get_default_dtype(), "empty_strided")
 
 
-def _check_factory(
-    op: str, layout: torch.layout | None, device: torch.device | None, pin_memory: bool | None
-) -> None:
+def _check_factory(op: str, layout: torch.layout | None, device: torch.device | None, pin_memory: bool | None) -> None:
     if layout not in (None, torch.strided):
         raise NotImplementedError(f"{op}(): expected layout to be torch.strided, got {layout}")
     if pin_memory:
@@ -139,9 +137,7 @@ def _set_empty(self: torch.Tensor) -> torch.Tensor:
     return self
 
 
-def _resize_(
-    self: torch.Tensor, size: Sequence[int], memory_format: torch.memory_format | None = None
-) -> torch.Tensor:
+def _resize_(self: torch.Tensor, size: Sequence[int], memory_format: torch.memory_format | None = None) -> torch.Tensor:
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
         raise NotImplementedError(f"resize_(): memory format {memory_format} is not supported")
     size = list(size)

@@ -8,8 +8,10 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from emutpu.backend.pjrt import CompileOptions, Effort
+if TYPE_CHECKING:
+    from emutpu.backend.pjrt import CompileOptions
 
 __all__ = [
     "LOCAL",
@@ -56,9 +58,13 @@ class Options:
 
     @property
     def compile_options(self) -> CompileOptions:
+        from emutpu.backend.pjrt import CompileOptions, Effort
+
         given = dict(self.overrides)
         effort = Effort[given.pop("xla_optimization_level", "O1")]
-        given.pop("xla_memory_fitting_level", None)  # how hard the TPU compiler tries to fit a program: nothing here can
+        given.pop(
+            "xla_memory_fitting_level", None
+        )  # how hard the TPU compiler tries to fit a program: nothing here can
         return CompileOptions(effort, self.excess_precision, overrides=tuple(given.items()))
 
     def canonical(self) -> str:

@@ -22,17 +22,22 @@ __all__ = ["activate", "kernel", "load", "loaded", "registered"]
 DEVICE_NAME = "tpu"
 _KEY = "PrivateUse1"
 
-_library: torch.library.Library | None = None
-_any: torch.library.Library | None = None
+
+class _Registrations:
+    """The libraries that hold our kernels, and whether the lowerings are among them."""
+
+    library: torch.library.Library | None = None
+    any: torch.library.Library | None = None
+    loaded = False
+
+
 _lock = threading.RLock()
 _registered: dict[str, Any] = {}
 _inner: dict[str, Any] = {}  # rows that the dispatcher does not see
-_loaded = False
 
 
 def activate(module: types.ModuleType) -> None:
     """Rename PrivateUse1 to ``tpu``, install ``module`` as ``torch.tpu`` and register the kernels that move no data."""
-    global _library, _any
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     from emutpu.backend import autocast, lazy_bits, patches
@@ -40,27 +45,27 @@ def activate(module: types.ModuleType) -> None:
     from emutpu.backend.pinned import KERNELS as PINNED
 
     _setup_privateuseone_for_python_backend(DEVICE_NAME, backend_module=module, hook=_Hooks())
-    _library = torch.library.Library("aten", "IMPL")
-    _any = torch.library.Library("_", "IMPL")
+    library = _Registrations.library = torch.library.Library("aten", "IMPL")
+    every = _Registrations.any = torch.library.Library("_", "IMPL")
     for name, function in KERNELS.items():
-        _library.impl(name, function, _KEY)
+        library.impl(name, function, _KEY)
     for name, function in PINNED.items():
-        _library.impl(name, function, "CPU")
-    _any.fallback(fallback, _KEY)
+        library.impl(name, function, "CPU")
+    every.fallback(fallback, _KEY)
     for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
-        _any.fallback(sparse_fallback, key)
+        every.fallback(sparse_fallback, key)
     # Without it every op that autocast has no rule for fails.
-    _any.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for key in ("Conjugate", "Negative"):
         for name in lazy_bits.COPIES:
-            _library.impl(name, torch.library.fallthrough_kernel, key)
+            library.impl(name, torch.library.fallthrough_kernel, key)
         with warnings.catch_warnings():
             # PyTorch's own registration, "leave the bit to the backend", is replaced on purpose.
             warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
             for name, function in lazy_bits.kernels(key).items():
-                _library.impl(name, function, key, with_keyset=True)
+                library.impl(name, function, key, with_keyset=True)
     for name, function in autocast.kernels().items():
-        _library.impl(name, function, "AutocastPrivateUse1")
+        library.impl(name, function, "AutocastPrivateUse1")
     patches.apply()
 
 
@@ -77,7 +82,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]  # pybind cl
 
 def loaded() -> bool:
     """True once the lowerings are registered."""
-    return _loaded
+    return _Registrations.loaded
 
 
 def registered() -> dict[str, Any]:
@@ -93,14 +98,13 @@ def kernel(name: str) -> Any:
 
 def load() -> None:
     """Register every lowering, its derived in-place and out= overloads, and the hand-written kernels. Once."""
-    global _loaded
     with _lock:
-        if _loaded:
+        if _Registrations.loaded:
             return
         from emutpu.backend import data_dependent, direct
         from emutpu.backend.lowering import LOWERINGS
 
-        assert _library is not None, "activate() first"
+        assert _Registrations.library is not None, "activate() first"
         configuration = runtime().configuration
         beyond = configuration is not None and configuration.beyond
         for row in LOWERINGS.values():
@@ -111,7 +115,7 @@ def load() -> None:
                 _register(name, function, function)
                 if name in data_dependent.KERNELS:
                     _register_out(name)
-        _loaded = True
+        _Registrations.loaded = True
 
 
 def _register(name: str, function: Callable[..., Any], described: Any) -> None:
@@ -119,8 +123,8 @@ def _register(name: str, function: Callable[..., Any], described: Any) -> None:
         raise AssertionError(f"two kernels for aten::{name}")
     if _is_composite(name):
         raise AssertionError(f"aten::{name} decomposes: a kernel without an autograd formula would lose its gradients")
-    assert _library is not None
-    _library.impl(name, function, _KEY)
+    assert _Registrations.library is not None
+    _Registrations.library.impl(name, function, _KEY)
     _registered[name] = described
 
 
@@ -130,7 +134,9 @@ def _register_row(row: Any) -> None:
     op = overload(row.name)
     written = str(op._schema).removeprefix("aten::")
     if written != row.schema:
-        raise AssertionError(f"the schema beside the lowering of {row.name} is not PyTorch's:\n  {row.schema}\n  {written}")
+        raise AssertionError(
+            f"the schema beside the lowering of {row.name} is not PyTorch's:\n  {row.schema}\n  {written}"
+        )
     made = Kernel(op, row)
     if not row.dispatched:
         _inner[row.name] = made

@@ -6,15 +6,17 @@ A draw of n 32-bit numbers advances the offset by n·32/128, rounded up (Philox 
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
-from emutpu.backend.pjrt import Buffer
 from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import DEVICE
+
+if TYPE_CHECKING:
+    from emutpu.backend.pjrt import Buffer
 
 __all__ = ["DEFAULT_GENERATOR", "TpuGenerator", "draw"]
 
@@ -27,9 +29,8 @@ class TpuGenerator(torch.Generator):
     _seed: int
     _offset: int
 
-    def __new__(cls, device: Any = None) -> TpuGenerator:
-        made: TpuGenerator = super().__new__(cls, "cpu")
-        return made
+    def __new__(cls, device: Any = None) -> Self:  # noqa: ARG004  # __init__ takes it
+        return super().__new__(cls, "cpu")
 
     def __init__(self, device: Any = None) -> None:
         self._seed = secrets.randbits(63)

@@ -8,14 +8,16 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from emutpu.backend.cache import CompileCache
 from emutpu.backend.cell import MEMORY
-from emutpu.backend.errors import read_failure
 from emutpu.backend.location import capture, locate
 from emutpu.backend.options import LOCAL, EagerMode
-from emutpu.backend.pjrt import Client, PjrtError
-from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
+
+if TYPE_CHECKING:
+    from emutpu.backend.pjrt import Client
+    from emutpu.backend.statistics import Statistics
 
 __all__ = ["Configuration", "Runtime", "runtime"]
 
@@ -126,6 +128,9 @@ class Runtime:
     def synchronize(self) -> None:
         """Wait for everything enqueued."""
         if self._client is not None:
+            from emutpu.backend.errors import read_failure
+            from emutpu.backend.pjrt import PjrtError
+
             try:
                 self.client.synchronize()
             except PjrtError as error:
@@ -148,6 +153,7 @@ class Runtime:
     def statistics(self) -> Statistics:
         """A snapshot of the counters."""
         from emutpu.backend.kernels import op_counts
+        from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
 
         ops = op_counts()
         requests = sum(ops.values())

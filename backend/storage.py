@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
@@ -17,9 +18,22 @@ import torch
 from emutpu.backend.cell import ADDRESSES, Cell, Layout, layout_of
 from emutpu.backend.dtypes import check_supported
 from emutpu.backend.location import Origin
-from emutpu.backend.pjrt import Buffer
 
-__all__ = ["DEVICE", "cell_of", "contiguous_strides", "empty_tensor", "new_storage", "span", "storage_cell", "storage_over", "tensor_over", "wrap"]
+if TYPE_CHECKING:
+    from emutpu.backend.pjrt import Buffer
+
+__all__ = [
+    "DEVICE",
+    "cell_of",
+    "contiguous_strides",
+    "empty_tensor",
+    "new_storage",
+    "span",
+    "storage_cell",
+    "storage_over",
+    "tensor_over",
+    "wrap",
+]
 
 _C = torch._C
 _construct_storage = _C._construct_storage_from_data_pointer
@@ -78,6 +92,7 @@ _take = _space.take
 
 
 def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides in elements, as PyTorch gives them (an extent of 0 counts as 1)."""
     strides = []
     step = 1
     for extent in reversed(size):

@@ -16,7 +16,15 @@ from emutpu.backend.memory import check_index
 from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import DEVICE
 
-__all__ = ["CorePinningMode", "StreamContext", "TpuEvent", "TpuStream", "current_stream", "default_stream", "set_stream"]
+__all__ = [
+    "CorePinningMode",
+    "StreamContext",
+    "TpuEvent",
+    "TpuStream",
+    "current_stream",
+    "default_stream",
+    "set_stream",
+]
 
 _UNFINISHED = (
     "Streams and Events are not fully implemented in TorchTPU. Please file a feature request describing your use case."

@@ -268,7 +268,9 @@ class _Module:
                 described = self.tensors[argument.name]
                 for tensor in described if isinstance(described, list) else [described]:
                     shapeless.append(_shapeless(argument.name, tensor, value))
-                    dimensions.append(str(tensor and (tensor.view.size, tensor.view.stride, tensor.view.offset, tensor.layout.dims)))
+                    dimensions.append(
+                        str(tensor and (tensor.view.size, tensor.view.stride, tensor.view.offset, tensor.layout.dims))
+                    )
             elif kind == "scalars":
                 shapeless.append(f"{argument.name}:{[type(v).__name__ for v in value]}")
             elif kind.startswith("scalar"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -115,15 +116,17 @@ def _candidates(
     if moves:
         outer_size, outer_stride = moves[0]
         inner = sum((n - 1) * s for n, s in moves[1:]) + 1
-        yield offset, max((outer_size - 1) * outer_stride + inner, outer_size * outer_stride), sorted(
-            {1, outer_size * outer_stride} | wanted
+        yield (
+            offset,
+            max((outer_size - 1) * outer_stride + inner, outer_size * outer_stride),
+            sorted({1, outer_size * outer_stride} | wanted),
         )
 
 
 def _match(start: int, window: int, bounds: list[int], moves: Sequence[tuple[int, int]], offset: int) -> _Plan | None:
-    if bounds[-1] != window or any(outer % inner for inner, outer in zip(bounds, bounds[1:], strict=False)):
+    if bounds[-1] != window or any(outer % inner for inner, outer in itertools.pairwise(bounds)):
         return None
-    factors = [outer // inner for inner, outer in zip(bounds, bounds[1:], strict=False)][::-1]
+    factors = [outer // inner for inner, outer in itertools.pairwise(bounds)][::-1]
     strides = bounds[:-1][::-1]
     digits = []
     rest = offset
@@ -283,9 +286,7 @@ def _unwindow(base: Value, written: Value, plan: _Plan) -> Value:
         return written
     flat = written.reshape((written.numel,))
     inside = min(plan.window, base.numel - plan.start)
-    return base.builder.dynamic_update_slice(
-        base.reshape((base.numel,)), flat.slice([0], [inside]), [plan.start]
-    )
+    return base.builder.dynamic_update_slice(base.reshape((base.numel,)), flat.slice([0], [inside]), [plan.start])
 
 
 def _scatter(base: Value, view: View, update: Value) -> Value:

@@ -10,13 +10,18 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from emutpu import _settings
 
-__all__ = ["is_emulated", "load"]
+if TYPE_CHECKING:
+    from emutpu.backend.pjrt import Client
+
+__all__ = ["attached_tpus", "is_emulated", "load"]
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"
+_ACCELERATOR_CLASS = "0x1200"
 _OLDEST_TORCH = (2, 13)
 
 
@@ -73,7 +78,7 @@ def _obstacle() -> str | None:
 
     if importlib.util.find_spec("torch_tpu") is not None:
         return "torch_tpu is installed, so 'tpu' is the real backend; uninstall one of the two"
-    if _real_tpu():
+    if attached_tpus(_PCI_DEVICES):
         return "a real TPU is attached to this machine; install torch_tpu to use it"
     owner = torch._C._get_privateuse1_backend_name()
     if owner != "privateuseone":
@@ -81,14 +86,18 @@ def _obstacle() -> str | None:
     return None
 
 
-def _real_tpu() -> bool:
-    for vendor in _PCI_DEVICES.glob("*/vendor"):
-        try:
-            if vendor.read_text().strip() == _GOOGLE:
-                return True
-        except OSError:
-            continue
-    return False
+def attached_tpus(root: Path) -> list[str]:
+    """PCI addresses of the real TPU chips under ``root``. Google's network cards share the vendor, not the class."""
+    return [folder.name for folder in sorted(root.glob("*")) if _is_tpu(folder)]
+
+
+def _is_tpu(folder: Path) -> bool:
+    try:
+        vendor = (folder / "vendor").read_text().strip()
+        kind = (folder / "class").read_text().strip()
+    except OSError:
+        return False
+    return vendor == _GOOGLE and kind.startswith(_ACCELERATOR_CLASS)
 
 
 def _say(message: str) -> None:
@@ -98,7 +107,6 @@ def _say(message: str) -> None:
 def _activate(settings: _settings.Settings) -> None:
     from emutpu import _tpu
     from emutpu.backend import options, registration
-    from emutpu.backend.pjrt import Client
     from emutpu.backend.runtime import Configuration, runtime
 
     def make_client() -> Client:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LOWERINGS", "Context", "Emit", "Lowering", "OutputSpec", "lowering", "lowerings"]
 
-Emitted: TypeAlias = "Value | None | Sequence[Value | None]"
+Emitted: TypeAlias = "Value | Sequence[Value | None] | None"
 Emit = Callable[..., Emitted]
 
 

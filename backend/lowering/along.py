@@ -27,7 +27,10 @@ def _runs(indices: _Indices) -> list[tuple[int, int, int]]:
             step = int(indices[position + 1] - indices[position])
             if step in (1, -1, 0):
                 length = 2
-                while position + length < len(indices) and indices[position + length] - indices[position + length - 1] == step:
+                while (
+                    position + length < len(indices)
+                    and indices[position + length] - indices[position + length - 1] == step
+                ):
                     length += 1
             else:
                 step = 1

@@ -160,12 +160,17 @@ def _refuse(op: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
 
 
 def _type_name(x: torch.Tensor) -> str:
-    names = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "c10::BFloat16", torch.float16: "c10::Half"}
+    names = {
+        torch.float32: "float",
+        torch.float64: "double",
+        torch.bfloat16: "c10::BFloat16",
+        torch.float16: "c10::Half",
+    }
     return names.get(x.dtype, dtype_name(x.dtype))
 
 
 def _meta(
-    input: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002  # the schema's name
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     stride: list[int],
@@ -249,7 +254,11 @@ for _name in ("convolution", "convolution_overrideable"):
 
 
 def _backward_meta(
-    grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, output_mask: list[bool], **_: Any
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    output_mask: list[bool],
+    **_: Any,  # noqa: A002  # the schema's name
 ) -> tuple[torch.Tensor | None, ...]:
     _refuse("convolution_backward", grad_output, weight, input)
     form = _format(input)  # as CPU: both gradients follow the input
@@ -298,4 +307,3 @@ lowering(
     meta=_backward_meta,
     dots=True,
 )(_gradients)
-

@@ -155,13 +155,11 @@ def _sample(cx: Context, image: Value, grid: Value, mode: int, padding: int, ali
         return cx.builder.full(0, cx.output.size, image.dtype)
     wide = image.convert(opmath(image.dtype))
     components = _components(image, grid, mode, padding, align)
-    terms = [
-        _read(wide, taps) * _lifted(_product([t.weight for t in taps])) for taps in itertools.product(*components)
-    ]
+    terms = [_read(wide, taps) * _lifted(_product([t.weight for t in taps])) for taps in itertools.product(*components)]
     return functools.reduce(operator.add, terms).convert(image.dtype)
 
 
-def _meta(input: torch.Tensor, grid: torch.Tensor, output_mask: list[bool], **_: Any) -> tuple[Any, ...]:
+def _meta(input: torch.Tensor, grid: torch.Tensor, output_mask: list[bool], **_: Any) -> tuple[Any, ...]:  # noqa: A002  # the schema's name
     return tuple(
         torch.empty(t.shape, dtype=t.dtype, device="meta") if wanted else None
         for t, wanted in zip((input, grid), output_mask, strict=True)

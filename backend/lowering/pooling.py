@@ -334,9 +334,9 @@ for _rank in (2, 3):
     lowering(f"_adaptive_avg_pool{_rank}d_backward(Tensor grad_output, Tensor self) -> Tensor")(
         _adaptive_avg_pool_backward(_rank)
     )
-    lowering(
-        f"adaptive_max_pool{_rank}d(Tensor self, {_ints} output_size) -> (Tensor, Tensor)", beyond=_rank == 3
-    )(_adaptive_max_pool)
+    lowering(f"adaptive_max_pool{_rank}d(Tensor self, {_ints} output_size) -> (Tensor, Tensor)", beyond=_rank == 3)(
+        _adaptive_max_pool
+    )
     lowering(
         f"adaptive_max_pool{_rank}d_backward(Tensor grad_output, Tensor self, Tensor indices) -> Tensor", beyond=True
     )(_adaptive_max_pool_backward(_rank))

@@ -312,9 +312,7 @@ def _col2im(
             index = i * kernel[1] + j
             tap = taps.slice_dim(len(lead), index, index + 1).reshape((*lead, *counts))
             low = [i * wide[0] - edge[0], j * wide[1] - edge[1]]
-            high = [
-                n - at - ((c - 1) * s + 1) for n, at, c, s in zip(output_size, low, counts, step, strict=True)
-            ]
+            high = [n - at - ((c - 1) * s + 1) for n, at, c, s in zip(output_size, low, counts, step, strict=True)]
             zeros = [0] * len(lead)
             placed = tap.pad([*zeros, *low], [*zeros, *high], [*zeros, *(s - 1 for s in step)])
             total = placed if total is None else total + placed

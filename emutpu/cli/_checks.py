@@ -19,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from emutpu import _settings
+from emutpu._activation import attached_tpus
 
 __all__ = ["CHECKS", "FAIL", "OK", "WARN", "Check", "examine"]
 
@@ -26,8 +27,6 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 Environment = Mapping[str, str]
 
-_TPU_VENDOR = "0x1ae0"
-_ACCELERATOR_CLASS = "0x1200"  # the vendor also makes network cards
 _MEMORY_NEEDED = 1 << 30
 _MEMORY_WANTED = 4 << 30
 _SMOKE_SECONDS = 120
@@ -150,7 +149,7 @@ def _backends() -> Iterable[importlib.metadata.EntryPoint]:
 
 
 def _hardware(environment: Environment, root: Path = Path("/sys/bus/pci/devices")) -> Iterator[Check]:
-    chips = [folder.name for folder in sorted(root.glob("*")) if _is_tpu(folder)]
+    chips = attached_tpus(root)
     if chips:
         yield Check(
             "conflict.hardware",
@@ -160,14 +159,6 @@ def _hardware(environment: Environment, root: Path = Path("/sys/bus/pci/devices"
         )
     else:
         yield Check("conflict.hardware", OK, "no TPU hardware on this host")
-
-
-def _is_tpu(folder: Path) -> bool:
-    try:
-        vendor, kind = ((folder / name).read_text().strip() for name in ("vendor", "class"))
-    except OSError:
-        return False
-    return vendor == _TPU_VENDOR and kind.startswith(_ACCELERATOR_CLASS)
 
 
 # --------------------------------------------------------------------------------------------------- environment

@@ -12,7 +12,9 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_flatten, tree_map
 
 DEVICE = "tpu"
-_BY_NAME: dict[str, OpInfo] = {f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}": op for op in op_db}
+_BY_NAME: dict[str, OpInfo] = {
+    f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}": op for op in op_db
+}
 
 # Relative and absolute tolerance against CPU at 'highest', by result dtype: last-bit differences of XLA's
 # transcendentals and of summation order, never more.
@@ -80,7 +82,9 @@ def _arguments(sample: SampleInput) -> tuple[Any, tuple[Any, ...], dict[str, Any
     return sample.input, sample.args, sample.kwargs
 
 
-def check_forward(name: str, dtype: torch.dtype, *, limit: int = 4, tolerance: tuple[float, float] | None = None) -> None:
+def check_forward(
+    name: str, dtype: torch.dtype, *, limit: int = 4, tolerance: tuple[float, float] | None = None
+) -> None:
     """Every sample gives what CPU gives."""
     op = opinfo(name)
     with highest():
@@ -105,7 +109,9 @@ def check_backward(name: str, *, limit: int = 3, tolerance: tuple[float, float] 
                 assert_same(a, e, what=f"gradient of {name} sample {index}", tolerance=tolerance)
 
 
-def check_inplace(name: str, dtype: torch.dtype, *, limit: int = 4, tolerance: tuple[float, float] | None = None) -> None:
+def check_inplace(
+    name: str, dtype: torch.dtype, *, limit: int = 4, tolerance: tuple[float, float] | None = None
+) -> None:
     """The in-place variant, on the tensor itself and through a non-contiguous view."""
     op = opinfo(name)
     variant = op.inplace_variant

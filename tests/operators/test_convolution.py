@@ -70,8 +70,12 @@ def test_channels_last_propagates() -> None:
         assert actual.stride() == expected.stride()
         expected.backward(expected.detach())
         actual.backward(actual.detach())
-    assert device_x.grad is not None and x.grad is not None and device_x.grad.stride() == x.grad.stride()
-    assert_same([device_x.grad, device_w.grad], [x.grad, w.grad], what="channels_last gradients", tolerance=(1e-4, 1e-4))
+    assert device_x.grad is not None
+    assert x.grad is not None
+    assert device_x.grad.stride() == x.grad.stride()
+    assert_same(
+        [device_x.grad, device_w.grad], [x.grad, w.grad], what="channels_last gradients", tolerance=(1e-4, 1e-4)
+    )
 
 
 def test_empty_batch() -> None:

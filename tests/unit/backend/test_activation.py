@@ -105,6 +105,7 @@ def test_steps_aside_for_hardware(run: Run, tmp_path: Path) -> None:
     for name, vendor in (("0000:00:04.0", "0x8086"), ("0000:00:05.0", "0x1ae0")):
         (tmp_path / "pci" / name).mkdir(parents=True)
         (tmp_path / "pci" / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / "pci" / name / "class").write_text("0x120000\n")
     (tmp_path / "other" / "0000:00:04.0").mkdir(parents=True)
     (tmp_path / "other" / "0000:00:04.0" / "vendor").write_text("0x8086\n")
     text = """
@@ -114,7 +115,8 @@ _activation._PCI_DEVICES = pathlib.Path({folder!r})
 _activation.load()
 """
     aside = run(
-        text.format(folder=str(tmp_path / "pci")) + ASIDE.format(owner="privateuseone"), TORCH_DEVICE_BACKEND_AUTOLOAD="0"
+        text.format(folder=str(tmp_path / "pci")) + ASIDE.format(owner="privateuseone"),
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
     )
     assert aside.returncode == 0, aside.stderr
     assert aside.stderr.startswith("emutpu: stepping aside: a real TPU is attached")

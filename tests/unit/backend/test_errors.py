@@ -60,7 +60,9 @@ def test_mixed_devices() -> None:
     x = torch.ones(3, device="tpu")
     with pytest.raises(RuntimeError) as caught:
         x + torch.ones(3)  # mixed
-    assert "Expected all tensors to be on the same device, but found at least two devices, tpu:0 and cpu!" in str(caught.value)
+    assert "Expected all tensors to be on the same device, but found at least two devices, tpu:0 and cpu!" in str(
+        caught.value
+    )
     assert "(when checking argument other of add)" in str(caught.value)
     assert f"{HERE}:{line_with('mixed')}" in str(caught.value)
     assert (x + torch.tensor(2.0)).tolist() == [3, 3, 3]
@@ -127,7 +129,9 @@ def test_sparse() -> None:
     for make in (
         x.to_sparse,
         x.to_sparse_csr,
-        lambda: torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64, device="tpu"), torch.ones(1, device="tpu"), (2,)),
+        lambda: torch.sparse_coo_tensor(
+            torch.zeros(1, 1, dtype=torch.int64, device="tpu"), torch.ones(1, device="tpu"), (2,)
+        ),
         lambda: torch.eye(2).to_sparse().to("tpu"),
     ):
         with pytest.raises(NotImplementedError, match=r"^\w+\(\): sparse operators are not supported on TPU yet"):

@@ -112,7 +112,8 @@ def test_origin_names_the_line_that_issued_the_op() -> None:
     x = torch.ones(3, device="tpu")
     y = torch.nn.functional.silu(x) if "silu" in LOWERINGS else x + x
     cell = cell_of(y)
-    assert cell is not None and cell.origin is not None
+    assert cell is not None
+    assert cell.origin is not None
     location = locate(*cell.origin[1:])
     assert location is not None
     assert location.file == __file__

@@ -166,7 +166,13 @@ def test_save_and_load(zipped: bool, weights_only: bool) -> None:
     x = torch.arange(6.0).to("tpu")
     pair = {"tail": x[2:], "head": x[:4], "turned": x.view(2, 3).t()}
     options = {"_use_new_zipfile_serialization": zipped}
-    for location, device in ((None, "tpu"), ("cpu", "cpu"), ("tpu", "tpu"), ("tpu:0", "tpu"), (torch.device("tpu"), "tpu")):
+    for location, device in (
+        (None, "tpu"),
+        ("cpu", "cpu"),
+        ("tpu", "tpu"),
+        ("tpu:0", "tpu"),
+        (torch.device("tpu"), "tpu"),
+    ):
         loaded = torch.load(_saved(pair, **options), map_location=location, weights_only=weights_only)
         assert {t.device.type for t in loaded.values()} == {device}
         assert {name: t.tolist() for name, t in loaded.items()} == {name: t.tolist() for name, t in pair.items()}

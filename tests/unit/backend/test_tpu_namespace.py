@@ -142,7 +142,11 @@ def test_legacy_device_functions_warn(passes: Passes) -> None:
 @pytest.mark.parametrize(
     ("name", "use", "text"),
     [
-        ("EagerMode", lambda: torch.tpu.EagerMode, "'EagerMode' is experimental and subject to change: TPU eager execution"),
+        (
+            "EagerMode",
+            lambda: torch.tpu.EagerMode,
+            "'EagerMode' is experimental and subject to change: TPU eager execution",
+        ),
         ("is_initialized", torch.tpu.is_initialized, "is_initialized is experimental and subject to change: "),
         ("eager_mode", lambda: torch.tpu.eager_mode, "'eager_mode' is experimental and subject to change: "),
         ("default_generators", lambda: torch.tpu.default_generators, "'default_generators' is experimental"),
@@ -321,7 +325,10 @@ def test_compiler_options() -> None:
         assert dict(compile_options.overrides) == {"a": "1", "b": "2"}
         assert compile_options.effort.name == "O3"
     assert LOCAL.state.options.overrides == ()
-    with pytest.raises(ValueError, match="unknown XLA compiler effort level: O9"), options({"xla_optimization_level": "O9"}):
+    with (
+        pytest.raises(ValueError, match="unknown XLA compiler effort level: O9"),
+        options({"xla_optimization_level": "O9"}),
+    ):
         pass
     with pytest.raises(ValueError, match="XLA compiler option name must not be empty"), options({"": "1"}):
         pass
@@ -382,11 +389,17 @@ def test_cache_controls() -> None:
     x + 1
     requests, hits, misses = tpu._get_cache_requests(), tpu._get_cache_hits(), tpu._get_cache_misses()
     x + 1
-    assert (tpu._get_cache_requests(), tpu._get_cache_hits(), tpu._get_cache_misses()) == (requests + 1, hits + 1, misses)
+    assert (tpu._get_cache_requests(), tpu._get_cache_hits(), tpu._get_cache_misses()) == (
+        requests + 1,
+        hits + 1,
+        misses,
+    )
     tpu._set_cache_only(True)
     try:
         assert (x + 1).tolist() == [[2, 2, 2]] * 11
-        with pytest.raises(RuntimeError, match="no more compilation should happen; yet compilation is needed for key: "):
+        with pytest.raises(
+            RuntimeError, match="no more compilation should happen; yet compilation is needed for key: "
+        ):
             torch.ones(5, 7, 3, device="tpu")
     finally:
         tpu._set_cache_only(False)
