@@ -41,8 +41,8 @@ def _host_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tenso
     plain = array if array.dtype.isbuiltin == 1 else array.view(f"i{dtype.itemsize}")
     if not plain.flags.writeable:
         # torch.from_numpy warns of read-only arrays, and nothing writes this one.
-        memory = (ctypes.c_char * plain.nbytes).from_address(plain.__array_interface__["data"][0])
-        memory.owner = plain  # type: ignore[attr-defined]  # from_address keeps nothing alive by itself
+        memory: Any = (ctypes.c_char * plain.nbytes).from_address(plain.__array_interface__["data"][0])
+        memory.owner = plain  # from_address keeps nothing alive by itself
         plain = np.frombuffer(memory, plain.dtype).reshape(plain.shape)
     tensor = torch.from_numpy(plain)
     return tensor if array.dtype.isbuiltin == 1 else tensor.view(dtype)
@@ -67,7 +67,7 @@ def _dense(tensor: torch.Tensor) -> tuple[Buffer, Cell]:
         cell = cell_of(dense)
         assert cell is not None
         assert cell.value is not None
-    return cell.value, cell  # type: ignore[return-value]  # not None: written or just cloned
+    return cell.value, cell
 
 
 def _read(tensor: torch.Tensor, trigger: str) -> np.ndarray[Any, Any]:
@@ -130,7 +130,7 @@ def _host_to_device(source: torch.Tensor, target: torch.Tensor) -> None:
         return
     cell = cell_of(target)
     assert cell is not None
-    view = View(tuple(target.shape), target.stride(), target.storage_offset(), target.dtype)
+    view = View(tuple(target.shape), target.stride(), int(target.storage_offset()), target.dtype)
     covering = covering_layout(view, cell.nbytes)
     if covering is None or target.is_conj() or target.is_neg():
         _device_to_device(to_device(torch.broadcast_to(source, target.shape).to(target.dtype)), target)
@@ -168,7 +168,7 @@ def write_out(op: str, name: str, target: torch.Tensor, value: torch.Tensor) -> 
             f"result type {_type_name(value.dtype)} can't be cast to the desired output type {_type_name(target.dtype)}"
         )
     if target.shape != value.shape:
-        torch._prims_common.wrappers._maybe_resize_out(target, value.shape)  # type: ignore[attr-defined]  # untyped
+        torch._prims_common.wrappers._maybe_resize_out(target, value.shape)
     given = cell_of(value)
     assert given is not None
     if target.dtype == value.dtype and target.stride() == value.stride() and not target.storage_offset():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import numpy as np
@@ -59,13 +60,9 @@ def mlir_name(dtype: torch.dtype) -> str:
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """The buffer dtype; bf16 and fp8 come from ml_dtypes."""
     name = DTYPES[dtype][1]
-    try:
-        found: np.dtype[Any] = np.dtype(name)
-        return found
-    except TypeError:
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, name))
+    scalar: Any = getattr(np, name, None) or getattr(importlib.import_module("ml_dtypes"), name)
+    found: np.dtype[Any] = np.dtype(scalar)
+    return found
 
 
 @functools.cache

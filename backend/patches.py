@@ -184,7 +184,7 @@ def _print_from_the_host() -> None:
     """Printing computes widths with a dozen ops on the tensor's own device: a dozen compilations for one ``print``."""
     from torch import _tensor_str
 
-    original = _tensor_str._tensor_str
+    original: Any = _tensor_str._tensor_str
 
     def tensor_str(self: torch.Tensor, indent: int) -> str:
         text: str = original(self.cpu() if self.device.type == DEVICE.type else self, indent)

@@ -69,7 +69,7 @@ def activate(module: types.ModuleType) -> None:
     patches.apply()
 
 
-class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]  # pybind class without stubs
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
     def is_available(self) -> bool:
         return True
 
@@ -194,9 +194,10 @@ def _derived(op: torch._ops.OpOverload[..., Any]) -> list[torch._ops.OpOverload[
     packet = getattr(torch.ops.aten, base)
     for other in packet.overloads():
         candidate = getattr(packet, other)
-        if candidate is not op and any(a.is_out for a in candidate._schema.arguments):
-            if _arguments(candidate) == wanted and len(candidate._schema.returns) == len(op._schema.returns):
-                found.append(candidate)
+        writes_out = candidate is not op and any(a.is_out for a in candidate._schema.arguments)
+        same_results = len(candidate._schema.returns) == len(op._schema.returns)
+        if writes_out and same_results and _arguments(candidate) == wanted:
+            found.append(candidate)
     return [f for f in found if overload_name(f) not in _explicit() and not _is_composite(overload_name(f))]
 
 

@@ -30,12 +30,12 @@ class TpuGenerator(torch.Generator):
     _offset: int
 
     def __new__(cls, device: Any = None) -> Self:  # noqa: ARG004  # __init__ takes it
-        return super().__new__(cls, "cpu")
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]  # the stub has no __new__
 
     def __init__(self, device: Any = None) -> None:
         self._seed = secrets.randbits(63)
         self._offset = 0
-        _by_address[self._cdata] = self
+        _by_address[_address(self)] = self
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]  # a data member in the stub
@@ -64,7 +64,7 @@ class TpuGenerator(torch.Generator):
         state = np.array([self._seed, self._offset], np.uint64)
         return torch.from_numpy(state.view(np.uint8).copy())
 
-    def set_state(self, new_state: torch.Tensor) -> TpuGenerator:  # type: ignore[override]  # upstream returns None
+    def set_state(self, new_state: torch.Tensor) -> TpuGenerator:
         if new_state.numel() != 16 or new_state.dtype != torch.uint8:
             raise RuntimeError(
                 "set_rng_state(): expected a uint8 tensor of 16 bytes (seed, offset), got "
@@ -98,12 +98,18 @@ _by_address: WeakValueDictionary[int, TpuGenerator] = WeakValueDictionary()
 DEFAULT_GENERATOR = TpuGenerator()
 
 
+def _address(generator: Any) -> int:
+    """The address of the C++ generator beneath."""
+    address: int = generator._cdata
+    return address
+
+
 def draw(generator: torch.Generator | None, numbers: int) -> Buffer:
     """The state buffer, ui64[3] = (seed, offset, 0), for one launch that takes ``numbers`` 32-bit draws."""
     if generator is None:
         owner: TpuGenerator | None = DEFAULT_GENERATOR
     else:
-        owner = _by_address.get(generator._cdata)
+        owner = _by_address.get(_address(generator))
     if owner is None:
         raise RuntimeError(f"Expected a 'tpu' device type for generator but found '{generator.device.type}'")  # type: ignore[union-attr]  # not None here
     seed, offset = owner.advance(numbers)

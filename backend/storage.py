@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -35,8 +35,8 @@ __all__ = [
     "wrap",
 ]
 
-_C = torch._C
-_construct_storage = _C._construct_storage_from_data_pointer
+_C: Any = torch._C
+_construct_storage: Any = _C._construct_storage_from_data_pointer
 _create_empty = _C._acc.create_empty_tensor
 CPU_KEYS = _C.DispatchKeySet(_C.DispatchKey.CPU)
 # The boxed C++ metadata kernel is run on our tensor: it touches sizes and strides, never data.

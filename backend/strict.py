@@ -291,9 +291,7 @@ class _Module:
         precision = self.options.precision
         builder = Builder(signature.name, None if precision is None else precision.name)  # type: ignore[arg-type]  # the enum's names
         bases: dict[str, list[Value]] = {}
-        inputs = []
-        for argument in signature.schema.arguments:
-            inputs.append(self._input(builder, argument, bases))
+        inputs = [self._input(builder, argument, bases) for argument in signature.schema.arguments]
         if self.needs_base:
             for name in signature.targets:
                 bases[name] = [self._base(builder, t) for t in _as_list(self.tensors[name])]
@@ -302,7 +300,7 @@ class _Module:
         specs = self.outputs or self._draw_specs()
         context = Context(builder, specs, {n: self.meta[n] for n in names}, state)
         emitted = signature.row.emit(context, *inputs)
-        results = list(emitted) if isinstance(emitted, tuple | list) else [emitted]
+        results = [emitted] if isinstance(emitted, Value) or emitted is None else list(emitted)
         return builder.finish(self._finished(builder, results, bases))
 
     def _input(self, builder: Builder, argument: Any, bases: dict[str, list[Value]]) -> Any:
@@ -379,7 +377,7 @@ def _describe(op: str, value: Any) -> Any:
 
     cell = cell_of(value)
     assert cell is not None
-    view = View(tuple(value.shape), value.stride(), value.storage_offset(), value.dtype)
+    view = View(tuple(value.shape), value.stride(), int(value.storage_offset()), value.dtype)
     if view.numel and (view.offset + span(view.size, view.stride)) * view.dtype.itemsize > cell.nbytes:
         raise IndexError(
             f"{op_label(op)}(): expected a tensor within its storage of {cell.nbytes} bytes, got {view.numel} elements of "

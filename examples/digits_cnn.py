@@ -94,7 +94,7 @@ def fit(model: nn.Module, digits: Digits, device: torch.device, steps: int, on_s
     for step, (images, labels) in enumerate(digits.batches(steps)):
         loss = F.cross_entropy(model(images.to(device)), labels.to(device))
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         schedule.step()
         losses.append(loss.item())

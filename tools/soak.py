@@ -53,7 +53,7 @@ def growth(steps: int) -> Growth:
     def step() -> None:
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         loss.item()
 

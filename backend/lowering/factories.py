@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from emutpu.backend.dtypes import opmath
-from emutpu.backend.hlo import Number, Value
+from emutpu.backend.hlo import Value
 from emutpu.backend.lowering._registry import Context, lowering
 
 __all__: list[str] = []
@@ -18,7 +18,7 @@ __all__: list[str] = []
 _OPTIONS = "ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None"
 
 
-def _ramp(cx: Context, start: Number, step: Number) -> Value:
+def _ramp(cx: Context, start: float, step: float) -> Value:
     """``start + step * i``, in the precision PyTorch's device kernels use: integers exactly, floats in opmath."""
     (count,), dtype = cx.output.size, cx.output.dtype
     builder = cx.builder
@@ -31,34 +31,34 @@ def _ramp(cx: Context, start: Number, step: Number) -> Value:
     return (index * float(step) + float(start)).convert(dtype)
 
 
-def _narrow(start: Number, step: Number, count: int) -> bool:
+def _narrow(start: float, step: float, count: int) -> bool:
     return count < 2**31 and max(abs(int(start)), abs(int(start) + int(step) * count)) < 2**31
 
 
 @lowering(f"arange(Scalar end, *, {_OPTIONS}) -> Tensor", static="end")
-def _arange(cx: Context, end: Number, *options: Any) -> Value:
+def _arange(cx: Context, end: float, *options: Any) -> Value:
     return _ramp(cx, 0, 1)
 
 
 @lowering(f"arange.start(Scalar start, Scalar end, *, {_OPTIONS}) -> Tensor", static="start end")
-def _arange_start(cx: Context, start: Number, end: Number, *options: Any) -> Value:
+def _arange_start(cx: Context, start: float, end: float, *options: Any) -> Value:
     return _ramp(cx, start, 1)
 
 
 @lowering(
     f"arange.start_step(Scalar start, Scalar end, Scalar step=1, *, {_OPTIONS}) -> Tensor", static="start end step"
 )
-def _arange_step(cx: Context, start: Number, end: Number, step: Number, *options: Any) -> Value:
+def _arange_step(cx: Context, start: float, end: float, step: float, *options: Any) -> Value:
     return _ramp(cx, start, step)
 
 
 @lowering(f"range(Scalar start, Scalar end, *, {_OPTIONS}) -> Tensor", static="start end")
-def _range(cx: Context, start: Number, end: Number, *options: Any) -> Value:
+def _range(cx: Context, start: float, end: float, *options: Any) -> Value:
     return _ramp(cx, start, 1)
 
 
 @lowering(f"range.step(Scalar start, Scalar end, Scalar step=1, *, {_OPTIONS}) -> Tensor", static="start end step")
-def _range_step(cx: Context, start: Number, end: Number, step: Number, *options: Any) -> Value:
+def _range_step(cx: Context, start: float, end: float, step: float, *options: Any) -> Value:
     return _ramp(cx, start, step)
 
 

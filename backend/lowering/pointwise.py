@@ -212,8 +212,13 @@ def _round_decimals(cx: Context, x: Value, decimals: int) -> Value:
 def _nan_to_num(cx: Context, x: Value, nan: float | None, posinf: float | None, neginf: float | None) -> Value:
     builder = cx.builder
     if x.dtype.is_complex:
-        parts = [_nan_to_num(cx, part, nan, posinf, neginf) for part in (builder.real(x), builder.imag(x))]
-        return builder.complex(*parts)
+        real, imaginary = (_without_nan(part, nan, posinf, neginf) for part in (builder.real(x), builder.imag(x)))
+        return builder.complex(real, imaginary)
+    return _without_nan(x, nan, posinf, neginf)
+
+
+def _without_nan(x: Value, nan: float | None, posinf: float | None, neginf: float | None) -> Value:
+    builder = x.builder
     if not x.dtype.is_floating_point:
         return x
     limits = torch.finfo(x.dtype)
@@ -475,8 +480,8 @@ def _clamp(x: Value, low: Value | None, high: Value | None) -> Value:
 
 def _clamped(cx: Context, x: Value, low: Value | None, high: Value | None) -> Value:
     compute = cx.promote(SAME, "self", "min", "max")
-    x, *bounds = [None if v is None else cx.scalar(v, compute) for v in (x, low, high)]  # type: ignore[assignment]
-    return _clamp(x, *bounds).convert(cx.output.dtype)  # type: ignore[arg-type]  # x is never None
+    bounds = [None if v is None else cx.scalar(v, compute) for v in (low, high)]
+    return _clamp(x.convert(compute), *bounds).convert(cx.output.dtype)
 
 
 lowering("clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor")(_clamped)

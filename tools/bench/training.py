@@ -56,7 +56,7 @@ class _Dispatched(TorchDispatchMode):
     """Counts every op that reaches a backend, views and allocations included."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.counts: collections.Counter[str] = collections.Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,7 +66,7 @@ class _Dispatched(TorchDispatchMode):
 
 def _resnet18(device: str) -> Callable[[], Any]:
     """One step of timm's ResNet-18 on two small images, SGD with momentum. The loss is not read."""
-    from tests.support import torchvision_schemas
+    from tests.support import torchvision_schemas  # type: ignore[import-not-found]  # found from the repository root
 
     torchvision_schemas.declare()
     import timm
