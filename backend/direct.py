@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from emutpu.backend import data_dependent
+from emutpu.backend import attention, data_dependent
 from emutpu.backend.copies import copy_from, local_scalar
 from emutpu.backend.storage import DEVICE, empty_tensor
 
-__all__ = ["KERNELS"]
+__all__ = ["COMPOSITES", "KERNELS"]
 
 _C = torch._C
 _composite_to_copy = torch.library.get_kernel("aten::_to_copy", "PrivateUse1").call_boxed  # before ours is registered
@@ -68,6 +68,9 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "_efficientzerotensor": _efficientzerotensor,
     "_local_scalar_dense": local_scalar,
     "_to_copy": _to_copy,
+    **attention.KERNELS,
     **data_dependent.KERNELS,
     **data_dependent.OTHER_KERNELS,
 }
+COMPOSITES = attention.COMPOSITES
+"""Kernels made of ops that have autograd formulas: they stand above autograd as well as below."""

@@ -434,6 +434,8 @@ class _Source:
             self._add(1, "l = iter(e.layouts)")
         for x in signature.targets:
             self._write_back(x)
+        for position, index in enumerate(signature.numbers):
+            fresh.insert(index, f"e.numbers[{position}]")
         returns = [*fresh, *signature.returned_targets] or ["None"]
         self._add(1, f"return {returns[0]}" if len(returns) == 1 else f"return ({', '.join(returns)})")
 

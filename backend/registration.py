@@ -115,6 +115,9 @@ def load() -> None:
                 _register(name, function, function)
                 if name in data_dependent.KERNELS:
                     _register_out(name)
+        for name, function in direct.COMPOSITES.items():
+            for key in (_KEY, f"Autograd{_KEY}"):
+                _Registrations.library.impl(name, function, key)
         _Registrations.loaded = True
 
 

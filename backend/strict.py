@@ -39,9 +39,15 @@ _KINDS = {
 }
 
 
+# Typed Tensor, but autograd passes what the forward pass did not have.
+_MAY_BE_UNDEFINED = frozenset({"attn_bias", "cum_seq_q", "cum_seq_k"})
+
+
 def argument_kind(argument: Any, row: Lowering | None = None) -> str:
     """How a kernel treats a schema argument; the row tells which Scalars are static, and which floats are not."""
     kind = _KINDS.get(str(argument.type), "static")
+    if kind == "tensor" and argument.name in _MAY_BE_UNDEFINED:
+        return "tensor?"
     if row is not None and argument.name in row.dynamic:
         return "scalar"
     return "static" if row is not None and argument.name in row.static and kind.startswith("scalar") else kind
@@ -52,7 +58,8 @@ class Signature:
     """An overload with its lowering.
 
     ``targets`` are the written arguments; ``fresh`` the indices of returns that are new tensors (one list return if
-    ``fresh_list``); ``returned_targets`` the written arguments that are also returned.
+    ``fresh_list``); ``numbers`` the indices of returns that are integers; ``returned_targets`` the written arguments
+    that are also returned.
     """
 
     op: torch._ops.OpOverload[..., Any]
@@ -62,6 +69,7 @@ class Signature:
     fresh: tuple[int, ...]
     fresh_list: bool
     returned_targets: tuple[str, ...]
+    numbers: tuple[int, ...] = ()
 
     @property
     def schema(self) -> torch._C.FunctionSchema:
@@ -77,15 +85,17 @@ class Signature:
         written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         # A written list has no alias set of its own, and is never returned.
         by_alias = {alias: a.name for a in written if a.alias_info for alias in a.alias_info.before_set}
-        fresh, returned = [], []
+        fresh, returned, numbers = [], [], []
         for index, result in enumerate(schema.returns):
-            if result.alias_info is None:
+            if str(result.type) == "int":
+                numbers.append(index)
+            elif result.alias_info is None:
                 fresh.append(index)
             else:
                 returned.append(by_alias[next(iter(result.alias_info.before_set))])
         fresh_list = len(fresh) == 1 and str(schema.returns[fresh[0]].type) == "List[Tensor]"
         targets = (*(a.name for a in written), *row.mutates)
-        return Signature(op, row, bool(written), targets, tuple(fresh), fresh_list, tuple(returned))
+        return Signature(op, row, bool(written), targets, tuple(fresh), fresh_list, tuple(returned), tuple(numbers))
 
 
 @dataclasses.dataclass(slots=True)
@@ -94,7 +104,7 @@ class Entry:
 
     ``outputs`` are (layout, nbytes, dtype, size, stride) of fresh results, None for undefined ones; ``layouts`` gives the
     new layouts of the written cells, in the order of the targets; ``base`` tells that targets' old values are passed
-    last; ``draws`` how many random numbers a launch takes.
+    last; ``draws`` how many random numbers a launch takes; ``numbers`` the integer results.
     """
 
     launch: Launch
@@ -104,6 +114,7 @@ class Entry:
     layouts: list[Layout]
     base: bool
     draws: int
+    numbers: tuple[int, ...] = ()
     calls: int = 0
 
 
@@ -130,6 +141,7 @@ def miss(signature: Signature, options: Options, values: tuple[Any, ...], donate
         layouts=module.written_layouts(),
         base=module.needs_base,
         draws=module.draws,
+        numbers=module.numbers,
     )
 
 
@@ -175,6 +187,7 @@ class _Module:
             if argument_kind(argument).startswith("tensor"):
                 self.tensors[argument.name] = _describe(signature.name, values[argument.name])
         self.meta = {name: _to_meta(value) for name, value in values.items()}
+        self.numbers: tuple[int, ...] = ()
         self.outputs = self._output_specs()
         self._check_targets()
         self.draws = signature.row.draws(self._draw_specs(), self.meta) if signature.row.draws else 0
@@ -195,6 +208,7 @@ class _Module:
         if not signature.fresh:
             return ()
         results = list(result) if isinstance(result, tuple | list) else [result]
+        self.numbers = tuple(int(results[i]) for i in signature.numbers)
         if not signature.fresh_list:
             results = [results[i] for i in signature.fresh]
         return tuple(None if t is None else OutputSpec(tuple(t.shape), t.stride(), t.dtype) for t in results)
