@@ -23,6 +23,12 @@ __all__ = ["DEFAULT_GENERATOR", "TpuGenerator", "draw"]
 _MASK = (1 << 64) - 1
 
 
+def _address(generator: Any) -> int:
+    """The address of the C++ generator beneath."""
+    address: int = generator._cdata
+    return address
+
+
 class TpuGenerator(torch.Generator):
     """``torch.Generator(device="tpu")``. The C++ object beneath is a CPU generator that nobody draws from."""
 
@@ -96,12 +102,6 @@ class TpuGenerator(torch.Generator):
 # A kernel receives another Python object for the same C++ generator.
 _by_address: WeakValueDictionary[int, TpuGenerator] = WeakValueDictionary()
 DEFAULT_GENERATOR = TpuGenerator()
-
-
-def _address(generator: Any) -> int:
-    """The address of the C++ generator beneath."""
-    address: int = generator._cdata
-    return address
 
 
 def draw(generator: torch.Generator | None, numbers: int) -> Buffer:
