@@ -60,7 +60,9 @@ def _weigh(scores: Value, v: Value) -> tuple[Value, Value, Value]:
 
 def _refuse_dropout(dropout_p: float) -> None:
     if dropout_p > 0:
-        raise NotImplementedError("scaled_dot_product_fused_attention_overrideable(): dropout_p > 0 is not supported on TPU")
+        raise NotImplementedError(
+            "scaled_dot_product_fused_attention_overrideable(): dropout_p > 0 is not supported on TPU"
+        )
 
 
 @lowering(
@@ -155,7 +157,7 @@ def _summed_to(x: Value, shape: Sequence[int]) -> Value:
 
 
 def _linear(x: Value, weight: Value, bias: Value) -> Value:
-    """x [B, L, I], weight [O, I] → [B, L, O], rounded once."""
+    """X [B, L, I], weight [O, I] → [B, L, O], rounded once."""
     product = contract(x, weight, ((2,), (1,)))
     return (product + bias.convert(product.dtype)).convert(x.dtype)
 
@@ -223,9 +225,7 @@ def _native_attention(
     average: bool,
     mask_type: int | None,
 ) -> list[Value | None]:
-    result, weights = _multi_head(
-        q, k, v, heads, (qkv_weight, qkv_bias), (proj_weight, proj_bias), mask, mask_type
-    )
+    result, weights = _multi_head(q, k, v, heads, (qkv_weight, qkv_bias), (proj_weight, proj_bias), mask, mask_type)
     if not need_weights:
         return [result, None]
     return [result, (weights.sum([1]) / heads if average else weights).convert(q.dtype)]

@@ -74,9 +74,7 @@ def test_fully_masked_row_is_zero(fused: bool) -> None:
 @pytest.mark.parametrize("shape", [(5, 7), (1, 4, 5, 7), (2, 1, 1, 7)])
 def test_gradient_of_the_mask(shape: tuple[int, ...]) -> None:
     """A float mask that broadcasts gets its gradient (relative position biases)."""
-    _compare(
-        _inputs(*SHAPES, shape), lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    )
+    _compare(_inputs(*SHAPES, shape), lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
 
 
 def test_grouped_queries() -> None:
@@ -127,7 +125,10 @@ def _both_modes(module: torch.nn.Module, inputs: list[torch.Tensor], **options: 
         twin.eval()
         with torch.no_grad():
             assert_same(
-                twin(*to_device(inputs), **device_options), module(*inputs, **options), what="evaluation", tolerance=(1e-4, 1e-4)
+                twin(*to_device(inputs), **device_options),
+                module(*inputs, **options),
+                what="evaluation",
+                tolerance=(1e-4, 1e-4),
             )
 
 
