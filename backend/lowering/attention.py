@@ -60,7 +60,9 @@ def _weigh(scores: Value, v: Value) -> tuple[Value, Value, Value]:
 
 def _refuse_dropout(dropout_p: float) -> None:
     if dropout_p > 0:
-        raise NotImplementedError("scaled_dot_product_fused_attention_overrideable(): dropout_p > 0 is not supported on TPU")
+        raise NotImplementedError(
+            "scaled_dot_product_fused_attention_overrideable(): dropout_p > 0 is not supported on TPU"
+        )
 
 
 @lowering(
@@ -155,7 +157,7 @@ def _summed_to(x: Value, shape: Sequence[int]) -> Value:
 
 
 def _linear(x: Value, weight: Value, bias: Value) -> Value:
-    """x [B, L, I], weight [O, I] → [B, L, O], rounded once."""
+    """X [B, L, I], weight [O, I] → [B, L, O], rounded once."""
     product = contract(x, weight, ((2,), (1,)))
     return (product + bias.convert(product.dtype)).convert(x.dtype)
 
@@ -223,15 +225,14 @@ def _native_attention(
     average: bool,
     mask_type: int | None,
 ) -> list[Value | None]:
-    result, weights = _multi_head(
-        q, k, v, heads, (qkv_weight, qkv_bias), (proj_weight, proj_bias), mask, mask_type
-    )
+    result, weights = _multi_head(q, k, v, heads, (qkv_weight, qkv_bias), (proj_weight, proj_bias), mask, mask_type)
     if not need_weights:
         return [result, None]
     return [result, (weights.sum([1]) / heads if average else weights).convert(q.dtype)]
 
 
-def _layer_norm(x: Value, weight: Value, bias: Value, eps: float) -> Value:
+def _layer_norm(x: Value, affine: Sequence[Value], eps: float) -> Value:
+    weight, bias = affine
     wide = x.convert(opmath(x.dtype))
     count = x.shape[-1]
     centered = wide - wide.sum([x.ndim - 1], keepdim=True) / count
@@ -273,16 +274,18 @@ def _encoder_layer(
     eps: float,
     *rest: Any,
 ) -> Value:
-    norms, ffn, (mask, mask_type) = (rest[0:2], rest[2:4]), (rest[4:6], rest[6:8]), rest[8:]
+    first, second = rest[0:2], rest[2:4]
+    inner, outer = rest[4:6], rest[6:8]
+    mask, mask_type = rest[8:]
 
     def attend(x: Value) -> Value:
         return _multi_head(x, x, x, heads, (qkv_weight, qkv_bias), (proj_weight, proj_bias), mask, mask_type)[0]
 
     def feed(x: Value) -> Value:
-        return _linear(_activated(_linear(x, *ffn[0]), gelu), *ffn[1])
+        return _linear(_activated(_linear(x, *inner), gelu), *outer)
 
     if norm_first:
-        x = src + attend(_layer_norm(src, *norms[0], eps))
-        return x + feed(_layer_norm(x, *norms[1], eps))
-    x = _layer_norm(src + attend(src), *norms[0], eps)
-    return _layer_norm(x + feed(x), *norms[1], eps)
+        x = src + attend(_layer_norm(src, first, eps))
+        return x + feed(_layer_norm(x, second, eps))
+    x = _layer_norm(src + attend(src), first, eps)
+    return _layer_norm(x + feed(x), second, eps)

@@ -255,10 +255,10 @@ for _name in ("convolution", "convolution_overrideable"):
 
 def _backward_meta(
     grad_output: torch.Tensor,
-    input: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002  # the schema's name
     weight: torch.Tensor,
     output_mask: list[bool],
-    **_: Any,  # noqa: A002  # the schema's name
+    **_: Any,  # the schema's name
 ) -> tuple[torch.Tensor | None, ...]:
     _refuse("convolution_backward", grad_output, weight, input)
     form = _format(input)  # as CPU: both gradients follow the input

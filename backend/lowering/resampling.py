@@ -53,7 +53,8 @@ def _nearest_exact(n: int, m: int, align: bool, scale: float | None, kind: Any) 
 def _source(n: int, m: int, align: bool, scale: float | None, kind: Any) -> _Array:
     ratio = _ratio(n, m, align, scale, kind)
     positions = np.arange(m, dtype=kind)
-    return ratio * positions if align else ratio * (positions + kind(0.5)) - kind(0.5)
+    source: _Array = ratio * positions if align else ratio * (positions + kind(0.5)) - kind(0.5)
+    return source
 
 
 def _linear(n: int, m: int, align: bool, scale: float | None, kind: Any) -> Taps:
@@ -92,7 +93,8 @@ def _matrix(taps: Taps, n: int) -> _Array:
 
 
 def _triangle(x: _Array) -> _Array:
-    return np.maximum(1 - np.abs(x), 0)
+    weights: _Array = np.maximum(1 - np.abs(x), 0)
+    return weights
 
 
 def _keys(x: _Array) -> _Array:

@@ -67,16 +67,16 @@ def test_fully_masked_row_is_zero(fused: bool) -> None:
         actual = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to("tpu"))
         assert (actual[:, :, 2].cpu() == 0).all()
         actual.sum().backward()
-        assert q.grad is not None and q.grad.isfinite().all() and (q.grad[:, :, 2].cpu() == 0).all()
+        assert q.grad is not None
+        assert q.grad.isfinite().all()
+        assert (q.grad[:, :, 2].cpu() == 0).all()
     _compare(_inputs(*SHAPES), lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.device)))
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (1, 4, 5, 7), (2, 1, 1, 7)])
 def test_gradient_of_the_mask(shape: tuple[int, ...]) -> None:
     """A float mask that broadcasts gets its gradient (relative position biases)."""
-    _compare(
-        _inputs(*SHAPES, shape), lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    )
+    _compare(_inputs(*SHAPES, shape), lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
 
 
 def test_grouped_queries() -> None:
@@ -100,7 +100,8 @@ def test_dropout_differs_between_calls_and_repeats_with_the_seed() -> None:
         if seed is not None:
             torch.manual_seed(seed)
         results.append(F.scaled_dot_product_attention(q, k, v, dropout_p=0.5).detach().cpu())
-    assert not torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert not torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 def test_no_backend_left() -> None:
@@ -127,7 +128,10 @@ def _both_modes(module: torch.nn.Module, inputs: list[torch.Tensor], **options: 
         twin.eval()
         with torch.no_grad():
             assert_same(
-                twin(*to_device(inputs), **device_options), module(*inputs, **options), what="evaluation", tolerance=(1e-4, 1e-4)
+                twin(*to_device(inputs), **device_options),
+                module(*inputs, **options),
+                what="evaluation",
+                tolerance=(1e-4, 1e-4),
             )
 
 
