@@ -231,7 +231,8 @@ def _native_attention(
     return [result, (weights.sum([1]) / heads if average else weights).convert(q.dtype)]
 
 
-def _layer_norm(x: Value, weight: Value, bias: Value, eps: float) -> Value:
+def _layer_norm(x: Value, affine: Sequence[Value], eps: float) -> Value:
+    weight, bias = affine
     wide = x.convert(opmath(x.dtype))
     count = x.shape[-1]
     centered = wide - wide.sum([x.ndim - 1], keepdim=True) / count
@@ -273,16 +274,18 @@ def _encoder_layer(
     eps: float,
     *rest: Any,
 ) -> Value:
-    norms, ffn, (mask, mask_type) = (rest[0:2], rest[2:4]), (rest[4:6], rest[6:8]), rest[8:]
+    first, second = rest[0:2], rest[2:4]
+    inner, outer = rest[4:6], rest[6:8]
+    mask, mask_type = rest[8:]
 
     def attend(x: Value) -> Value:
         return _multi_head(x, x, x, heads, (qkv_weight, qkv_bias), (proj_weight, proj_bias), mask, mask_type)[0]
 
     def feed(x: Value) -> Value:
-        return _linear(_activated(_linear(x, *ffn[0]), gelu), *ffn[1])
+        return _linear(_activated(_linear(x, *inner), gelu), *outer)
 
     if norm_first:
-        x = src + attend(_layer_norm(src, *norms[0], eps))
-        return x + feed(_layer_norm(x, *norms[1], eps))
-    x = _layer_norm(src + attend(src), *norms[0], eps)
-    return _layer_norm(x + feed(x), *norms[1], eps)
+        x = src + attend(_layer_norm(src, first, eps))
+        return x + feed(_layer_norm(x, second, eps))
+    x = _layer_norm(src + attend(src), first, eps)
+    return _layer_norm(x + feed(x), second, eps)

@@ -67,7 +67,9 @@ def test_fully_masked_row_is_zero(fused: bool) -> None:
         actual = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to("tpu"))
         assert (actual[:, :, 2].cpu() == 0).all()
         actual.sum().backward()
-        assert q.grad is not None and q.grad.isfinite().all() and (q.grad[:, :, 2].cpu() == 0).all()
+        assert q.grad is not None
+        assert q.grad.isfinite().all()
+        assert (q.grad[:, :, 2].cpu() == 0).all()
     _compare(_inputs(*SHAPES), lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.device)))
 
 
@@ -98,7 +100,8 @@ def test_dropout_differs_between_calls_and_repeats_with_the_seed() -> None:
         if seed is not None:
             torch.manual_seed(seed)
         results.append(F.scaled_dot_product_attention(q, k, v, dropout_p=0.5).detach().cpu())
-    assert not torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert not torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 def test_no_backend_left() -> None:
