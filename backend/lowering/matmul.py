@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -70,12 +69,8 @@ def _addmm_activation(
     if not use_gelu:
         return linear.maximum(0)
     compute = linear.convert(opmath(linear.dtype))
-<<<<<<< HEAD
     gelu: Value = compute * ((compute * 0.5**0.5).unary("chlo.erf") + 1) * 0.5
     return gelu.convert(linear.dtype)
-=======
-    return (compute * ((compute * math.sqrt(0.5)).unary("chlo.erf") + 1) * 0.5).convert(linear.dtype)
->>>>>>> opsC
 
 
 @lowering("baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor", dots=True)

@@ -93,13 +93,8 @@ def _matrix(taps: Taps, n: int) -> _Array:
 
 
 def _triangle(x: _Array) -> _Array:
-<<<<<<< HEAD
     weight: _Array = np.maximum(1 - np.abs(x), 0)
     return weight
-=======
-    weights: _Array = np.maximum(1 - np.abs(x), 0)
-    return weights
->>>>>>> opsC
 
 
 def _keys(x: _Array) -> _Array:
