@@ -69,7 +69,7 @@ class _Dispatched(TorchDispatchMode):
     """Counts every op that reaches a backend, views and allocations included."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        super().__init__()  # type: ignore[no-untyped-call]  # of torch
         self.counts: collections.Counter[str] = collections.Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,7 +79,7 @@ class _Dispatched(TorchDispatchMode):
 
 def _resnet18(device: str) -> Callable[[], Any]:
     """One step of timm's ResNet-18 on two small images, SGD with momentum. The loss is not read."""
-    from tests.support import torchvision_schemas  # type: ignore[import-not-found]  # found from the repository root
+    from tests.support import torchvision_schemas  # type: ignore[import-not-found]  # tests are not checked
 
     torchvision_schemas.declare()
     import timm
