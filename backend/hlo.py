@@ -658,6 +658,28 @@ class Builder:
             padding=_dense_pairs(padding),
         )
 
+    def select_and_scatter(
+        self,
+        x: Value,
+        source: Value,
+        *,
+        keep: Body,
+        window: Sequence[int],
+        strides: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+    ) -> Value:
+        """Add each element of ``source`` where its window of ``x`` chose: ``keep(held, new)`` holds on to the first."""
+        scalar = ((), x.dtype)
+        return self.emit_with_body(
+            "stablehlo.select_and_scatter",
+            [x, source, self.full(0, (), x.dtype)],
+            [(x.shape, x.dtype)],
+            [([scalar, scalar], keep), ([scalar, scalar], Value.__add__)],
+            window_dimensions=_array(window),
+            window_strides=_array(strides),
+            padding=_dense_pairs(padding),
+        )[0]
+
     def sort(self, xs: Sequence[Value], dim: int, before: Body, stable: bool = True) -> list[Value]:
         """Sort by a comparator on (a0, b0, a1, b1, …) scalars."""
         scalars = [((), x.dtype) for x in xs for _ in range(2)]

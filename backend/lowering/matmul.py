@@ -119,3 +119,80 @@ def _addr(cx: Context, bias: Value, x: Value, y: Value, beta: Value | Number, al
         elif isinstance(scale, Value):
             bias = bias & scale.convert(torch.bool)
     return bias.broadcast(product.shape) | product
+
+
+@lowering(
+    "addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
+    dots=True,
+    beyond=True,
+)
+def _addbmm(cx: Context, bias: Value, x: Value, y: Value, beta: Value | Number, alpha: Value | Number) -> Value:
+    require_float(cx, "addbmm")
+    # The batch is contracted as well: [M, B, K] with [B, K, N].
+    return _scaled_sum(cx, bias, contract(x, y, ((0, 2), (0, 1))), beta, alpha)
+
+
+# ------------------------------------------------------------------------- with the result's dtype given
+
+
+@lowering("mm.dtype(Tensor self, Tensor mat2, ScalarType out_dtype) -> Tensor", dots=True)
+def _mm_dtype(cx: Context, x: Value, y: Value, out_dtype: torch.dtype) -> Value:
+    return _mm(cx, x, y)
+
+
+@lowering("bmm.dtype(Tensor self, Tensor mat2, ScalarType out_dtype) -> Tensor", dots=True)
+def _bmm_dtype(cx: Context, x: Value, y: Value, out_dtype: torch.dtype) -> Value:
+    return _bmm(cx, x, y)
+
+
+_DTYPE = "ScalarType out_dtype, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
+
+
+@lowering("addmm.dtype(Tensor self, Tensor mat1, Tensor mat2, " + _DTYPE, dots=True)
+def _addmm_dtype(
+    cx: Context,
+    bias: Value,
+    x: Value,
+    y: Value,
+    out_dtype: torch.dtype,
+    beta: Value | Number,
+    alpha: Value | Number,
+) -> Value:
+    return _addmm(cx, bias, x, y, beta, alpha)
+
+
+@lowering("baddbmm.dtype(Tensor self, Tensor batch1, Tensor batch2, " + _DTYPE, dots=True)
+def _baddbmm_dtype(
+    cx: Context,
+    bias: Value,
+    x: Value,
+    y: Value,
+    out_dtype: torch.dtype,
+    beta: Value | Number,
+    alpha: Value | Number,
+) -> Value:
+    return _baddbmm(cx, bias, x, y, beta, alpha)
+
+
+# ------------------------------------------------------------------------------------- triangular systems
+
+
+@lowering(
+    "linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False) -> Tensor",
+    dots=True,
+)
+def _solve_triangular(cx: Context, a: Value, b: Value, upper: bool, left: bool, unitriangular: bool) -> Value:
+    shape = cx.output.size
+    if 0 in shape:
+        return cx.builder.full(0, shape, b.dtype)
+    extent = a.shape[-1]
+    return cx.builder.emit(
+        "stablehlo.triangular_solve",
+        [a.broadcast((*shape[:-2], extent, extent)), b.broadcast(shape)],
+        shape,
+        b.dtype,
+        left_side=str(left).lower(),
+        lower=str(not upper).lower(),
+        unit_diagonal=str(unitriangular).lower(),
+        transpose_a="#stablehlo<transpose NO_TRANSPOSE>",
+    )

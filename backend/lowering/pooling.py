@@ -49,6 +49,19 @@ class _Pool:
         )
 
 
+    def scatter_to_maxima(self, x: Value, grad: Value) -> Value:
+        """Each window's ``grad`` added at its maximum in ``x``: the choice that the forward pass made."""
+        compute = opmath(x.dtype)
+        return x.builder.select_and_scatter(
+            x.convert(compute),
+            grad.convert(compute),
+            keep=lambda held, new: ~((new > held) | new.is_nan()),
+            window=self.kernel,
+            strides=self.stride,
+            padding=self.padding,
+        )
+
+
 def _positions(x: Value, rank: int) -> Value:
     """The flat index of every element within its plane, i32."""
     builder = x.builder
@@ -105,7 +118,10 @@ def _max_pool_backward(rank: int) -> Emit:
         ceil_mode: bool,
         indices: Value,
     ) -> Value:
-        return scatter_planes(cx, grad, indices, x.shape, rank)
+        pool = _Pool(x.shape, grad.shape, kernel_size, stride, padding, dilation, rank)
+        if not grad.numel or any(d != 1 for d in pool.dilation):
+            return scatter_planes(cx, grad, indices, x.shape, rank)
+        return pool.scatter_to_maxima(x, grad).convert(grad.dtype)
 
     return emit
 

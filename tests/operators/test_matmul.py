@@ -68,3 +68,32 @@ def test_transposed_weight_is_read_in_the_module() -> None:
     x @ w.t()
     after = op_counts()
     assert {k: v - before.get(k, 0) for k, v in after.items() if v != before.get(k, 0)} == {"aten.mm.default": 1}
+
+
+@pytest.mark.parametrize("name", ["linalg.solve_triangular", "cdist"])
+def test_systems_and_distances(name: str) -> None:
+    """Triangular systems and pairwise distances, with gradients."""
+    check_forward(name, torch.float32, limit=12, tolerance=(1e-4, 1e-4))
+    check_backward(name, tolerance=(1e-3, 1e-3))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 2.0, 3.0, torch.inf])
+def test_distances_of_every_norm(p: float) -> None:
+    """Coincident points included: they have no gradient."""
+    x = torch.randn(2, 4, 3).requires_grad_()
+    y = torch.randn(2, 5, 3)
+    y[:, 0] = x.detach()[:, 0]
+    device_x = x.detach().to("tpu").requires_grad_()
+    expected, actual = torch.cdist(x, y, p=p), torch.cdist(device_x, y.to("tpu"), p=p)
+    assert_same(actual, expected, what=f"cdist {p}", tolerance=(1e-4, 1e-4))
+    cotangent = torch.randn_like(expected)
+    (e,) = torch.autograd.grad(expected, x, cotangent)
+    (a,) = torch.autograd.grad(actual, device_x, cotangent.to("tpu"))
+    assert_same(a, e, what=f"gradient of cdist {p}", tolerance=(1e-3, 1e-3))
+
+
+def test_result_dtype() -> None:
+    """``mm`` of bfloat16 with a float32 result is not rounded in between."""
+    x, y = torch.randn(3, 4).bfloat16(), torch.randn(4, 5).bfloat16()
+    actual = torch.ops.aten.mm.dtype(x.to("tpu"), y.to("tpu"), torch.float32)
+    assert_same(actual, x.float() @ y.float(), what="mm.dtype")
