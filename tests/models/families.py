@@ -331,13 +331,13 @@ def _dit() -> Case:
         num_layers=2,
         sample_size=8,
         patch_size=2,
-        num_embeds_ada_norm=100,
+        num_embeds_ada_norm=1000,
         norm_num_groups=8,
     )
     # In training the class is dropped at random, and CPU and device draw different numbers.
     inputs = {
         "hidden_states": _images(2, 8, 4),
-        "timestep": torch.tensor([3, 70]),
+        "timestep": torch.tensor([3, 700]),
         "class_labels": torch.tensor([1, 2]),
     }
     return Case(model.eval(), inputs, _mean_square)
