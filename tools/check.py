@@ -66,8 +66,8 @@ def steps(root: Path = ROOT) -> tuple[Step, ...]:
     for folder in sorted(path for path in (root / "tests").iterdir() if any(path.rglob("test_*.py"))):
         report = reports / f"junit-{folder.name}.xml"
         workers = "0" if folder.name in ONE_PROCESS else "2"
-        command = (python, "-m", "pytest", f"tests/{folder.name}", "-n", workers, "-m", "not nightly")
-        command += (f"--junitxml={report}",)
+        pytest = (python, "-m", "pytest", f"tests/{folder.name}", "-n", workers)
+        command = (*pytest, "-m", "not nightly", f"--junitxml={report}")
         found.append(Step(folder.name, (command,), report))
     environment = f"py{sys.version_info.major}{sys.version_info.minor}-jax"
     found += [

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
@@ -28,6 +28,7 @@ __all__ = ["LOWERINGS", "Context", "Emit", "Lowering", "OutputSpec", "lowering",
 
 Emitted: TypeAlias = "Value | Sequence[Value | None] | None"
 Emit = Callable[..., Emitted]
+E = TypeVar("E", bound=Emit)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,14 +127,14 @@ def _add(row: Lowering) -> None:
     LOWERINGS[row.name] = row
 
 
-def lowering(schema: str, **options: Any) -> Callable[[Emit], Emit]:
+def lowering(schema: str, **options: Any) -> Callable[[E], E]:
     """Register the decorated function for ``schema``, written as ATen writes it: ``"mm(Tensor self, …) -> Tensor"``."""
     name = schema.partition("(")[0]
     for option in ("static", "dynamic"):
         if isinstance(options.get(option), str):
             options[option] = frozenset(options[option].split())
 
-    def register(emit: Emit) -> Emit:
+    def register(emit: E) -> E:
         _add(Lowering(name, schema, emit, **options))
         return emit
 

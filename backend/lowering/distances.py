@@ -11,7 +11,7 @@ __all__: list[str] = []
 
 
 def _differences(x: Value, y: Value, lead: tuple[int, ...]) -> Value:
-    """x [..., P, M], y [..., R, M] → [..., P, R, M]."""
+    """All differences: x [..., P, M], y [..., R, M] → [..., P, R, M]."""
     rows, columns, width = x.shape[-2], y.shape[-2], x.shape[-1]
     left = x.broadcast((*lead, rows, width)).reshape((*lead, rows, 1, width))
     right = y.broadcast((*lead, columns, width)).reshape((*lead, 1, columns, width))

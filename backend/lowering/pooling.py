@@ -48,7 +48,6 @@ class _Pool:
             window_dilation=self.dilation,
         )
 
-
     def scatter_to_maxima(self, x: Value, grad: Value) -> Value:
         """Each window's ``grad`` added at its maximum in ``x``: the choice that the forward pass made."""
         compute = opmath(x.dtype)

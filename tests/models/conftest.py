@@ -10,7 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tests.support import torchvision_schemas  # noqa: E402 - after the environment is set
+from tests.support import torchvision_schemas
 
 torchvision_schemas.declare()
 
@@ -48,4 +48,6 @@ def pytest_testnodedown(node: object, error: object) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """The printed count."""
     if config.stash[_DESELECTED]:
-        terminalreporter.write_line(f"{config.stash[_DESELECTED]} nightly model tests deselected; run them with -m nightly")
+        terminalreporter.write_line(
+            f"{config.stash[_DESELECTED]} nightly model tests deselected; run them with -m nightly"
+        )

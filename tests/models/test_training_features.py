@@ -51,7 +51,9 @@ class TestSaving:
         other.load_state_dict(model.state_dict())
         back = _mlp(2).to("tpu")
         back.load_state_dict(other.state_dict())
-        for a, b, c in zip(model.state_dict().values(), other.state_dict().values(), back.state_dict().values(), strict=True):
+        for a, b, c in zip(
+            model.state_dict().values(), other.state_dict().values(), back.state_dict().values(), strict=True
+        ):
             assert torch.equal(a.cpu(), b)
             assert torch.equal(b, c.cpu())
 
