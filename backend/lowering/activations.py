@@ -89,9 +89,7 @@ def _conjugate(x: Value) -> Value:
 lowerings(
     "(Tensor grad_output, Tensor output) -> Tensor",
     {
-        "sigmoid_backward": elementwise(
-            SAME, lambda g, y: g * _conjugate((1 - y) * y), "grad_output output"
-        ),
+        "sigmoid_backward": elementwise(SAME, lambda g, y: g * _conjugate((1 - y) * y), "grad_output output"),
         "tanh_backward": elementwise(SAME, lambda g, y: g * _conjugate(1 - y * y), "grad_output output"),
     },
 )
@@ -120,12 +118,8 @@ lowering("hardtanh_backward(Tensor grad_output, Tensor self, Scalar min_val, Sca
 lowering("leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor")(
     elementwise(SAME, lambda x, slope: _select(x > 0, x, x * slope), "self", "negative_slope")
 )
-lowering(
-    "leaky_relu_backward(Tensor grad_output, Tensor self, Scalar negative_slope, bool self_is_result) -> Tensor"
-)(
-    elementwise(
-        SAME, lambda g, x, slope, _: _select(x > 0, g, g * slope), "grad_output self", "negative_slope"
-    )
+lowering("leaky_relu_backward(Tensor grad_output, Tensor self, Scalar negative_slope, bool self_is_result) -> Tensor")(
+    elementwise(SAME, lambda g, x, slope, _: _select(x > 0, g, g * slope), "grad_output self", "negative_slope")
 )
 lowerings(
     "(Tensor grad_output, Tensor self, Scalar lambd) -> Tensor",
@@ -157,9 +151,7 @@ def _elu(x: Value, alpha: Value | Number, scale: Value | Number, input_scale: Va
     return _select(x < 0, negative, x * scale)
 
 
-def _elu_backward(
-    grad: Value, x: Value, alpha: Value, scale: Value, input_scale: Value, is_result: bool
-) -> Value:
+def _elu_backward(grad: Value, x: Value, alpha: Value, scale: Value, input_scale: Value, is_result: bool) -> Value:
     negative = x + alpha * scale if is_result else (x * input_scale).exp() * alpha * scale
     return _select(x <= 0, grad * input_scale * negative, grad * scale)
 

@@ -23,7 +23,7 @@ def _ramp(cx: Context, start: Number, step: Number) -> Value:
     (count,), dtype = cx.output.size, cx.output.dtype
     builder = cx.builder
     if not dtype.is_floating_point or (float(start).is_integer() and float(step).is_integer()):
-        index = builder.iota((count,), 0, torch.int64 if count >= 2**31 or not _narrow(start, step, count) else torch.int32)
+        index = builder.iota((count,), 0, torch.int32 if _narrow(start, step, count) else torch.int64)
         first, by = int(start), int(step)
         value = index if by == 1 else index * by
         return (value if first == 0 else value + first).convert(dtype)
@@ -32,7 +32,7 @@ def _ramp(cx: Context, start: Number, step: Number) -> Value:
 
 
 def _narrow(start: Number, step: Number, count: int) -> bool:
-    return max(abs(int(start)), abs(int(start) + int(step) * count)) < 2**31
+    return count < 2**31 and max(abs(int(start)), abs(int(start) + int(step) * count)) < 2**31
 
 
 @lowering(f"arange(Scalar end, *, {_OPTIONS}) -> Tensor", static="end")

@@ -18,7 +18,7 @@ __all__: list[str] = []
 _UNARY = (
     "abs acos asin atan ceil cos cosh erf exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt "
     "sigmoid sign sin sinh sqrt tan tanh trunc"
-).split()
+)
 
 # _foreach op -> the lowering of one element, and the overloads that exist.
 _BINARY = {
@@ -66,7 +66,7 @@ def _element(value: Any, index: int) -> Any:
     return value[index] if isinstance(value, list | tuple) else value
 
 
-for _name in _UNARY:
+for _name in _UNARY.split():
     lowering(f"_foreach_{_name}(Tensor[] self) -> Tensor[]")(_each(_name))
 
 _SECOND = {
@@ -125,9 +125,7 @@ def _device_sources(made: Any) -> Callable[..., Any]:
     return copy
 
 
-@lowering(
-    "_foreach_copy_(Tensor(a!)[] self, Tensor[] src, bool non_blocking=False) -> ()", around=_device_sources
-)
+@lowering("_foreach_copy_(Tensor(a!)[] self, Tensor[] src, bool non_blocking=False) -> ()", around=_device_sources)
 def _copy(cx: Context, tensors: Sequence[Value], sources: Sequence[Value], non_blocking: bool) -> list[Value]:
     return [source.convert(x.dtype).broadcast(x.shape) for x, source in zip(tensors, sources, strict=True)]
 

@@ -149,7 +149,6 @@ lowerings(
         "erf": _unary(FLOAT, _named("chlo.erf")),
         "erfinv": _unary(FLOAT, _named("chlo.erf_inv")),
         "lgamma": _unary(FLOAT, _named("chlo.lgamma")),
-        "digamma": _unary(FLOAT, _named("chlo.digamma")),
         "reciprocal": _unary(FLOAT, _reciprocal),
         "neg": _unary(SAME, Value.__neg__),
         "abs": _unary(Kind.COMPLEX_TO_FLOAT, Value.abs),
@@ -174,10 +173,27 @@ lowerings(
 )
 
 
+def _digamma(x: Value) -> Value:
+    """With PyTorch's pole at zero: infinity, of the opposite sign."""
+    builder = x.builder
+    pole = builder.select(_signbit(x), builder.full(math.inf, x.shape, x.dtype), -math.inf)
+    return builder.select(x.eq(0), pole, x.unary("chlo.digamma"))
+
+
 def _polygamma(x: Value, n: int) -> Value:
-    return x.builder.binary("chlo.polygamma", x.builder.full(n, x.shape, x.dtype), x)
+    """The first derivative of digamma by reflection for arguments below a half; higher ones as zeta gives them."""
+    builder = x.builder
+    if n == 0:
+        return _digamma(x)
+    if n > 1:
+        return builder.binary("chlo.polygamma", builder.full(n, x.shape, x.dtype), x)
+    left = x < 0.5
+    value = builder.binary("chlo.polygamma", builder.full(1, x.shape, x.dtype), builder.select(left, 1 - x, x))
+    sine = (x * math.pi).unary("stablehlo.sine")
+    return builder.select(left, math.pi**2 / (sine * sine) - value, value)
 
 
+lowering("digamma(Tensor self) -> Tensor")(_unary(FLOAT, _digamma))
 lowering("polygamma(int n, Tensor self) -> Tensor")(elementwise(FLOAT, _polygamma, "self"))
 
 

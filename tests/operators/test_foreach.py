@@ -29,6 +29,7 @@ def _launches() -> int:
 
 
 _THREE = [0.5, 1.5, -2.0]
+UNARY = "sqrt reciprocal neg abs exp rsqrt sign log sigmoid round"
 CASES = [
     ("_foreach_add", (2,), {}),
     ("_foreach_add", ("list",), {"alpha": 0.5}),
@@ -53,7 +54,7 @@ CASES = [
     ("_foreach_lerp", ("list", 0.25), {}),
     ("_foreach_lerp", ("list", "list"), {}),
     ("_foreach_lerp", ("list", [0.25, 0.5, 0.75]), {}),
-    *((f"_foreach_{name}", (), {}) for name in "sqrt reciprocal neg abs exp rsqrt sign log sigmoid round".split()),
+    *((f"_foreach_{name}", (), {}) for name in UNARY.split()),
 ]
 
 
