@@ -89,7 +89,8 @@ def test_bf16_scaled_in_place() -> None:
     y *= 0.5
     y.float().sum().backward()
     assert y.dtype == torch.bfloat16
-    assert x.grad is not None and x.grad.dtype == torch.bfloat16
+    assert x.grad is not None
+    assert x.grad.dtype == torch.bfloat16
 
 
 _FACTORIES: dict[str, Callable[[str], torch.Tensor]] = {
