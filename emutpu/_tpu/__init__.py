@@ -9,6 +9,7 @@ from typing import Any
 from emutpu._tpu._modes import FallbackMode, fallback_mode
 from emutpu._tpu._names import COMPILER, LATER, PRIVATE, PUBLIC
 from emutpu._tpu._stages import Kind, announce, caller_module, staged
+from emutpu.backend.runtime import runtime
 
 __all__ = ["FallbackMode", "fallback_mode", "make"]
 
@@ -17,6 +18,11 @@ _COMPILER = "compiler"
 
 class _TpuModule(types.ModuleType):
     """Functions stand in its dict; attributes and properties are read through the table, which warns of them."""
+
+    @property
+    def _initialized(self) -> bool:
+        """Activation checkpointing saves the random state of devices that say they are initialised, and of no others."""
+        return runtime().initialized
 
     def __getattr__(self, name: str) -> Any:
         api = PUBLIC.get(name)
