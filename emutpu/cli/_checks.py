@@ -14,12 +14,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
-
 from emutpu import _settings
 from emutpu._activation import attached_tpus
+from emutpu.cli._versions import Bounds, Requirement
 
 __all__ = ["CHECKS", "FAIL", "OK", "WARN", "Check", "examine"]
 
@@ -72,13 +69,13 @@ def _versions(environment: Environment) -> Iterator[Check]:
         )
         return
     yield Check("installation", OK, f"emutpu {distribution.version}")
-    python = SpecifierSet(distribution.metadata["Requires-Python"] or "")
+    python = Bounds(distribution.metadata["Requires-Python"] or "")
     yield _paired("python", ".".join(map(str, sys.version_info[:3])), python, "emutpu")
     for requirement in _requirements("emutpu"):
-        yield _paired(requirement.name, _version(requirement.name), requirement.specifier, "emutpu")
+        yield _paired(requirement.name, _version(requirement.name), requirement.bounds, "emutpu")
     for requirement in _requirements("jax"):
         if requirement.name == "jaxlib":
-            check = _paired("jaxlib", _version("jaxlib"), requirement.specifier, "jax")
+            check = _paired("jaxlib", _version("jaxlib"), requirement.bounds, "jax")
             yield dataclasses.replace(check, name="jax/jaxlib")
 
 
@@ -86,8 +83,8 @@ def _requirements(distribution: str) -> Iterator[Requirement]:
     if _version(distribution) is None:
         return
     for line in importlib.metadata.requires(distribution) or ():
-        requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        requirement = Requirement.parse(line)
+        if not requirement.conditional:
             yield requirement
 
 
@@ -98,15 +95,16 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _paired(name: str, version: str | None, bounds: SpecifierSet, owner: str) -> Check:
-    wanted = ",".join(sorted((str(part) for part in bounds), reverse=True))
+def _paired(name: str, version: str | None, bounds: Bounds, owner: str) -> Check:
+    wanted = str(bounds)
     fix = f"use Python {wanted}" if name == "python" else f'pip install "{name}{wanted}"'
     if version is None:
         return Check(name, FAIL, f"{name} is not installed; {owner} needs {name}{wanted}", fix)
-    if bounds.contains(version, prereleases=True):
+    if bounds.contains(version):
         return Check(name, OK, version)
-    low = any(part.operator in (">=", ">") and Version(version) < Version(part.version) for part in bounds)
-    return Check(name, FAIL, f"{version} is too {'old' if low else 'new'}: {owner} needs {name}{wanted}", fix)
+    return Check(
+        name, FAIL, f"{version} is too {'old' if bounds.too_old(version) else 'new'}: {owner} needs {name}{wanted}", fix
+    )
 
 
 # --------------------------------------------------------------------------------------------------- conflicts

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from conftest import Command
-from packaging.specifiers import SpecifierSet
 
 from emutpu.cli import _checks
 from emutpu.cli._checks import Check
+from emutpu.cli._versions import Bounds
 
 Valid = Callable[[Any, str], dict[str, Any]]
 
@@ -73,7 +73,7 @@ def test_variables_are_listed(emutpu: Command) -> None:
 )
 def test_pairing(version: str | None, status: str, words: str) -> None:
     """Versions are compared with the declared bounds, and the remedy repeats them."""
-    check = _checks._paired("torch", version, SpecifierSet(">=2.13.0,<2.14"), "emutpu")
+    check = _checks._paired("torch", version, Bounds(">=2.13.0,<2.14"), "emutpu")
     assert check.status == status
     assert words in check.message
     assert status == "ok" or check.fix == 'pip install "torch>=2.13.0,<2.14"'
