@@ -113,7 +113,13 @@ def test_signals_reach_the_program(tmp_path: Path, number: signal.Signals) -> No
     )
     command = [sys.executable, "-m", "emutpu", "run", str(script)]
     with subprocess.Popen(
-        command, cwd=tmp_path, env=child_environment(), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command,
+        cwd=tmp_path,
+        env=child_environment(),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # A test run in the background inherits an ignored SIGINT, and would test that.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # noqa: PLW1509  # this test starts no threads
     ) as process:
         deadline = time.monotonic() + 30
         while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
