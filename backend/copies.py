@@ -20,7 +20,7 @@ from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import cell_of, contiguous_strides, storage_order, wrap
 from emutpu.backend.views import View, covering_layout
 
-__all__ = ["host_array", "host_tensor", "local_scalar", "to_device", "write_out"]
+__all__ = ["host_array", "host_tensor", "large_to_host", "local_scalar", "to_device", "write_out"]
 
 _BYTES = {1: torch.uint8, 2: torch.int16}
 
@@ -124,6 +124,31 @@ def _device_to_device(source: torch.Tensor, target: torch.Tensor) -> None:
     kernel("copy_").function(target, source)
 
 
+# From this size on numpy's memory asks for huge pages; XLA's and PyTorch's own copies fault page after small page, and
+# take three times as long.
+_LARGE = 4 << 20
+_XLA_ALIGNMENT = 64
+
+
+def _to_buffer(array: np.ndarray[Any, Any], *, temporary: bool) -> Buffer:
+    """One copy to the device; none for memory that nobody else can reach."""
+    if not temporary and array.nbytes >= _LARGE:
+        memory = np.empty(array.nbytes + _XLA_ALIGNMENT, np.uint8)
+        start = -memory.__array_interface__["data"][0] % _XLA_ALIGNMENT
+        staged = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        np.copyto(staged, array)
+        array, temporary = staged, True
+    return runtime().client.from_host(array, zero_copy=temporary)
+
+
+def large_to_host(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """A contiguous tensor on the CPU in ``dtype``, by one copy into numpy's memory; None where that gains nothing."""
+    if tensor.numel() * dtype.itemsize < _LARGE or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return None
+    memory = np.empty(tensor.numel() * dtype.itemsize, np.uint8)
+    return torch.from_numpy(memory).view(dtype).reshape(tensor.shape).copy_(host_tensor(tensor, "to_copy"))
+
+
 def _host_to_device(source: torch.Tensor, target: torch.Tensor) -> None:
     if target.numel() == 0:
         torch.broadcast_to(source, target.shape)
@@ -140,7 +165,7 @@ def _host_to_device(source: torch.Tensor, target: torch.Tensor) -> None:
     if not host.is_contiguous():
         host = host.contiguous()
     temporary = host.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
-    value = runtime().client.from_host(host_array(host).reshape(covering.dims), zero_copy=temporary)
+    value = _to_buffer(host_array(host).reshape(covering.dims), temporary=temporary)
     cell.write(value, covering, ("aten._copy_from.default", *capture()))
 
 
@@ -149,7 +174,7 @@ def to_device(source: torch.Tensor, *, temporary: bool = False) -> torch.Tensor:
     check_supported(source.dtype, "to_copy")
     array = host_array(source)
     size = tuple(source.shape)
-    value = runtime().client.from_host(array, zero_copy=temporary)
+    value = _to_buffer(array, temporary=temporary)
     origin = ("aten._copy_from.default", *capture())
     return wrap(
         value, layout_of(size, source.dtype), array.nbytes, source.dtype, size, contiguous_strides(size), origin

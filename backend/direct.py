@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from emutpu.backend import attention, data_dependent
-from emutpu.backend.copies import copy_from, local_scalar
+from emutpu.backend.copies import copy_from, large_to_host, local_scalar
 from emutpu.backend.storage import DEVICE, empty_tensor
 
 __all__ = ["COMPOSITES", "KERNELS"]
@@ -38,6 +38,10 @@ def _to_copy(
 
         converted: torch.Tensor = kernel("_to_copy").function(self, dtype=dtype, memory_format=memory_format)
         return converted
+    if device is not None and device.type == "cpu" and memory_format in (None, torch.preserve_format):
+        large = large_to_host(self, dtype or self.dtype) if layout in (None, torch.strided) else None
+        if large is not None:
+            return large
     copied: torch.Tensor = _composite_to_copy(
         _PRIVATE_KEYS,
         self,

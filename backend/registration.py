@@ -44,7 +44,9 @@ def activate(module: types.ModuleType) -> None:
     from emutpu.backend.fallback import fallback, sparse_fallback
     from emutpu.backend.pinned import KERNELS as PINNED
 
-    _setup_privateuseone_for_python_backend(DEVICE_NAME, backend_module=module, hook=_Hooks())
+    _setup_privateuseone_for_python_backend(
+        DEVICE_NAME, backend_module=module, hook=_Hooks(), device_guard=_DeviceGuard()
+    )
     library = _Registrations.library = torch.library.Library("aten", "IMPL")
     every = _Registrations.any = torch.library.Library("_", "IMPL")
     for name, function in KERNELS.items():
@@ -67,6 +69,16 @@ def activate(module: types.ModuleType) -> None:
     for name, function in autocast.kernels().items():
         library.impl(name, function, "AutocastPrivateUse1")
     patches.apply()
+
+
+_DEVICE_TYPE = torch._C._autograd.DeviceType.PrivateUse1
+
+
+class _DeviceGuard(torch._C._acc.DeviceGuard):
+    """C++ asks several times an op."""
+
+    def type_(self) -> torch._C._autograd.DeviceType:  # type: ignore[override]  # what C++ expects, unlike the stub
+        return _DEVICE_TYPE
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):

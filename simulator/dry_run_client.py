@@ -29,6 +29,9 @@ from .checks import check_arguments, check_options, propagate
 __all__ = ["DryRunClient", "DryRunExecutable", "ShapeBuffer"]
 
 
+Launch = Callable[[Sequence[Any]], Sequence[Any]]
+
+
 class ShapeBuffer:
     """A buffer without a value."""
 
@@ -65,6 +68,32 @@ class ShapeBuffer:
         return self
 
 
+def _fresh(results: tuple[Aval, ...], slow: Launch) -> Launch:
+    """The launch of an executable that donates nothing; anything unusual goes to ``slow``."""
+
+    def fresh(arguments: Sequence[Any]) -> Sequence[Any]:
+        for argument in arguments:
+            if argument.__class__ is not ShapeBuffer:
+                return slow(arguments)
+        return [ShapeBuffer(aval) for aval in results]
+
+    return fresh
+
+
+def _consuming(results: tuple[Aval, ...], donated: frozenset[int], slow: Launch) -> Launch:
+    """The launch of an executable that consumes arguments."""
+
+    def consuming(arguments: Sequence[Any]) -> Sequence[Any]:
+        for argument in arguments:
+            if argument.__class__ is not ShapeBuffer or argument.is_deleted():
+                return slow(arguments)
+        for position in donated:
+            arguments[position].delete()
+        return [ShapeBuffer(aval) for aval in results]
+
+    return consuming
+
+
 class DryRunExecutable:
     """The interface of a module. ``launch`` makes its results' shapes: 0.2 us for one."""
 
@@ -77,14 +106,8 @@ class DryRunExecutable:
         self.donated = info.donated
         self.launch: Callable[[Sequence[Any]], Sequence[Any]] = self._launcher()
 
-    def _launcher(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    def _launcher(self) -> Launch:
         results, donated, client = self.results, self.donated, self._client
-
-        def fresh(arguments: Sequence[Any]) -> Sequence[Any]:
-            for argument in arguments:
-                if argument.__class__ is not ShapeBuffer:
-                    return slow(arguments)
-            return [ShapeBuffer(aval) for aval in results]
 
         def slow(arguments: Sequence[Any]) -> Sequence[Any]:
             client.check_open()
@@ -100,7 +123,7 @@ class DryRunExecutable:
                 arguments[position].delete()
             return [ShapeBuffer(aval) for aval in results]
 
-        return slow if donated else fresh
+        return _consuming(results, donated, slow) if donated else _fresh(results, slow)
 
     def execute(self, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
         """Check every argument, then launch. Raises InvalidArgument or FailedPrecondition."""
