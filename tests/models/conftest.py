@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     """Count the nightly tests that this run leaves out."""
-    if _session is not None:
+    if _session is not None and "not nightly" in _session.option.markexpr:
         _session.stash[_DESELECTED] += sum("nightly" in item.keywords for item in items)
 
 
