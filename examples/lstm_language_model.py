@@ -59,7 +59,7 @@ def train(device: str | torch.device, steps: int, seed: int) -> list[float]:
         state = hidden.detach(), cell.detach()
         loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())

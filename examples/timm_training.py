@@ -46,7 +46,7 @@ def train(device: str | torch.device, steps: int, seed: int, name: str = "resnet
         images, labels = make_batch(generator)
         loss = F.cross_entropy(model(images.to(device)), labels.to(device))
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return losses

@@ -41,11 +41,6 @@ class _TpuModule(types.ModuleType):
         announce(api, caller_module())
         api.setter(value)
 
-    @property
-    def _initialized(self) -> bool:
-        """Asked by torch.utils.checkpoint, which saves the random state only of devices that are in use."""
-        return runtime().initialized
-
     def __dir__(self) -> list[str]:
         return sorted((*PUBLIC, _COMPILER))
 

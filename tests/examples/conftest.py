@@ -4,6 +4,6 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from tests.support import torchvision_schemas  # noqa: E402 - after the environment is set
+from tests.support import torchvision_schemas
 
 torchvision_schemas.declare()
