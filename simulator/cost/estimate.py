@@ -12,6 +12,7 @@ from .graph import Graph, Node, read
 from .kernels import Kernel, fuse
 from .layout import padded_bytes
 from .rates import Expected, Rates, expected, rates
+from .relayout import copies
 from .schedule import Placement, place
 from .simplify import simplify
 from .tables import COLLECTIVES, ELEMENTWISE, FREE, MOVEMENT
@@ -20,6 +21,7 @@ from .units import Cycles, cycles
 __all__ = ["Collective", "Estimate", "FusionCost", "Level", "estimate"]
 
 Level = Literal["eager", "compiled"]
+_SMALL = 1024  # elements of a result that never bounds anything
 _STREAMED = 4  # the compiler counts a fetch into VMEM as four transfers: both ends of its start and of its end
 _EAGER_MXU = 3.3  # an op compiled at the eager level: 3,571,318 against 1,083,068 cycles for 4096^3 on v5e
 
@@ -103,29 +105,49 @@ class _Model:
         self.assumptions[text] = None
 
     def run(self, graph: Graph) -> Estimate:
-        graph = simplify(graph)
+        graph = simplify(graph, vector_products=self.rates.vector_products)
         kernels = [kernel for kernel in fuse(graph) if not memory.is_bitcast(kernel)]
         outputs = {id(node) for node in graph.outputs}
-        parts = [self._kernel(kernel) for kernel in kernels]
-        placement = self._place(graph, kernels, outputs)
+        traffic = [self._traffic(kernel, outputs) for kernel in kernels]
+        placement = self._place(graph, kernels, outputs, traffic)
+        parts = [self._part(kernel, moved, placement) for kernel, moved in zip(kernels, traffic, strict=True)]
         return self._sum(graph, kernels, parts, placement)
 
-    def _place(self, graph: Graph, kernels: list[Kernel], outputs: set[int]) -> Placement:
+    def _place(
+        self, graph: Graph, kernels: list[Kernel], outputs: set[int], traffic: list[memory.Traffic]
+    ) -> Placement:
         if self.level == "eager":
-            return place(kernels, [], outputs, 0)
-        return place(kernels, graph.arguments, outputs, self.rates.vmem)
+            return place(kernels, [], outputs, 0, [0.0] * len(kernels), [])
+        seconds = [
+            cycles(kernel, moved, self.rates).total / self.rates.clock
+            for kernel, moved in zip(kernels, traffic, strict=True)
+        ]
+        capacity = int(self.rates.vmem * self.rates.vmem_share)
+        return place(kernels, graph.arguments, outputs, capacity, seconds, [self.rates.bandwidth])
 
-    def _kernel(self, kernel: Kernel) -> _Part:
+    def _traffic(self, kernel: Kernel, outputs: set[int]) -> memory.Traffic:
+        around = copies(kernel, outputs, self.rates)
+        read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
+        return memory.Traffic(read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels)
+
+    def _part(self, kernel: Kernel, moved: memory.Traffic, placement: Placement) -> _Part:
         flops = transcendentals = 0.0
         for member in kernel.members.values():
             self._known(member)
             flops += work.flops(member)
             transcendentals += work.transcendentals(member)
-        read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
-        written = memory.result_bytes(kernel)
-        spent = cycles(kernel, read_bytes, written, self.rates)
-        seconds = max(flops / self.rates.peak, (read_bytes + written) / self.rates.bandwidth)
-        return _Part(flops, transcendentals, read_bytes, written, spent, seconds)
+        if not self.rates.native_bf16 and kernel.kind in ("loop", "reduce"):
+            flops += work.conversions(kernel.members.values(), kernel.roots)
+        if kernel.softmax and self.rates.recomputes_scores:
+            flops += sum(work.flops(m) for m in kernel.members.values() if m.op == "dot_general")
+        inside = sum(padded_bytes(v.spec) for v in kernel.reads if id(v) in placement.resident)
+        kept = sum(padded_bytes(v.spec) for v in kernel.roots if id(v) in placement.resident)
+        moved.hbm = max(0, moved.counted - inside - kept)
+        moved.to_hbm = any(v.spec.size > _SMALL and id(v) not in placement.resident for v in kernel.roots)
+        spent = cycles(kernel, moved, self.rates)
+        own = (moved.counted - moved.copied) / self.rates.bandwidth
+        seconds = max(flops / self.rates.peak, own) + moved.copied / self.rates.bandwidth
+        return _Part(flops, transcendentals, moved, spent, seconds)
 
     def _known(self, node: Node) -> None:
         if node.op in ELEMENTWISE or node.op in FREE or node.op in MOVEMENT or node.op in _KNOWN:
@@ -143,10 +165,10 @@ class _Model:
         fusions, hbm_bytes, roofline, mxu, vpu, hbm, total_cycles = [], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
         expected_seconds = self.expected.launch_seconds
         for kernel, part, fetched in zip(kernels, parts, placement.fetched, strict=True):
-            counted = part.read + part.written + _STREAMED * fetched
+            counted = part.moved.counted + _STREAMED * fetched
             seconds = part.roofline + _STREAMED * fetched / self.rates.bandwidth
             matrix = part.cycles.mxu / self.rates.clock * (_EAGER_MXU if self.level == "eager" else 1.0)
-            traffic = self._traffic(kernel, part, placement)
+            traffic = part.moved.hbm + fetched
             mxu += matrix
             vpu += part.cycles.vpu / self.rates.clock
             hbm += traffic / self.rates.bandwidth
@@ -192,20 +214,12 @@ class _Model:
             error_bar=(self.expected.low, self.expected.high),
         )
 
-    @staticmethod
-    def _traffic(kernel: Kernel, part: _Part, placement: Placement) -> float:
-        """Bytes that cross the HBM bus: not those that stay in VMEM between kernels."""
-        inside = sum(padded_bytes(v.spec) for v in kernel.reads if id(v) in placement.resident and v.op != "parameter")
-        inside += sum(padded_bytes(v.spec) for v in kernel.roots if id(v) in placement.resident)
-        return max(0.0, part.read + part.written - inside)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Part:
     flops: float
     transcendentals: float
-    read: int
-    written: int
+    moved: memory.Traffic
     cycles: Cycles
     roofline: float
 
@@ -213,7 +227,7 @@ class _Part:
 def _unit(kernel: Kernel, part: _Part, chip: Rates) -> str:
     if kernel.kind in COLLECTIVES:
         return "ici"
-    hbm = (part.read + part.written) / chip.bandwidth * chip.clock
+    hbm = part.moved.hbm / chip.bandwidth * chip.clock
     units = {"mxu": part.cycles.mxu, "vpu": part.cycles.vpu, "hbm": hbm}
     return max(units, key=lambda name: units[name])
 

@@ -91,12 +91,14 @@ def read(module: bytes | str) -> Graph:
     reader = _Reader(functions)
     block = main.regions[0].blocks[0]
     nodes: list[Node] = []
+    donated = _donated(main)
     arguments = [
-        Node("parameter", [], reader.spec(value.type), (index,)) for index, value in enumerate(block.arguments)
+        Node("parameter", [], reader.spec(value.type), (index, "donated") if index in donated else (index,))
+        for index, value in enumerate(block.arguments)
     ]
     nodes.extend(arguments)
     outputs = reader.block(block, arguments, nodes, {}, 0)
-    return Graph(nodes, arguments, outputs, _donated(main), reader.operations)
+    return Graph(nodes, arguments, outputs, donated, reader.operations)
 
 
 def _donated(main: Any) -> frozenset[int]:

@@ -12,7 +12,7 @@ import dataclasses
 from .graph import Graph, Node
 from .tables import ELEMENTWISE, FREE, MOVEMENT, TRANSPARENT
 
-__all__ = ["Kernel", "fuse"]
+__all__ = ["PRODUCTS", "Kernel", "fuse", "kind_of"]
 
 _ROW_SOFTMAX = 8192  # longest row of scores that the compiler keeps inside the kernel of their product
 _MAX_LEAVES = 8
@@ -79,7 +79,7 @@ def _takes(kernel: Kernel, producer: Node, consumer: Node) -> bool:
     return op in ("constant", "iota", "broadcast_in_dim") and producer.spec.size <= 1
 
 
-_PRODUCTS = frozenset({"dot", "convolution"})
+PRODUCTS = frozenset({"dot", "convolution"})
 _THROUGH = FREE | {"convert", "reshape"}
 
 
@@ -132,7 +132,7 @@ class _Fuser:
         if node.op in FREE:
             return list(found.values())
         leaves = self.leaves.get(id(node), ())
-        if len(leaves) > 1 and (products or (len(found) > 1 and any(kind_of(leaf) in _PRODUCTS for leaf in leaves))):
+        if len(leaves) > 1 and (products or (len(found) > 1 and any(kind_of(leaf) in PRODUCTS for leaf in leaves))):
             return []  # it is the epilogue of the product among its leaves
         if len(found) > 1 and (
             self._wasteful(node, len(found), leaves) or any(len(k.members) > _MAX_MEMBERS for k in found.values())
@@ -325,7 +325,7 @@ class _Joiner:
         first, second = self.kernels[host], self.kernels[index]
         if _space(first) != space or first.softmax or self.bits[index] & self.reach[host]:
             return False
-        if first.kind in _PRODUCTS:
+        if first.kind in PRODUCTS:
             if second.kind != "reduce" or not any(r is s for r in first.roots for s in second.reads):
                 return False
         elif first.kind not in _JOINT:

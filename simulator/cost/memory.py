@@ -21,12 +21,22 @@ _TILE_ROWS = 8
 
 @dataclasses.dataclass(slots=True)
 class Traffic:
-    """Bytes of one kernel: ``counted`` the compiler's way, ``read`` and ``written`` through HBM, ``prefetched`` ahead."""
+    """Bytes of one kernel: its own operands ``read`` and results ``written``, and ``copied`` by its ``copies`` relayouts.
 
-    counted: int = 0
+    ``hbm`` are those that cross the HBM bus while it runs, ``to_hbm`` says whether a result does.
+    """
+
     read: int = 0
     written: int = 0
-    prefetched: int = 0
+    copied: int = 0
+    copies: int = 0
+    hbm: int = 0
+    to_hbm: bool = True
+
+    @property
+    def counted(self) -> int:
+        """All of them, as the compiler counts."""
+        return self.read + self.written + self.copied
 
 
 _PARTIAL = frozenset({"slice", "dynamic_slice", "gather"})

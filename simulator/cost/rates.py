@@ -26,9 +26,13 @@ class Rates:
     Cycles: ``launch`` per kernel; ``stream`` per 4 KiB that a fused loop moves and ``reduce`` more per 4 KiB that a fused
     reduction reads; an operation alone costs ``plain`` per 1,024 elements (``plain_16`` more below 32 bit) and
     ``plain_read`` per 4 KiB read; ``operation`` and ``transcendental`` per 1,024 elements bound loops from below; ``mxu``
-    is cycles over ideal cycles of a product; ``matrix_bytes`` a product moves per cycle.
+    is cycles over ideal cycles of a product; ``matrix_bytes`` a product moves per cycle, and its
+    results take ``result`` per 1,024 to HBM, ``kept`` to VMEM; ``turn`` per 1,024 elements of a transpose; ``scan`` per step
+    of a running sum.
 
-    ``native_bf16``: the VPU computes in bf16; ``recomputes_scores``: a softmax kernel computes its product twice.
+    ``native_bf16``: the VPU computes in bf16; ``recomputes_scores``: a softmax kernel computes its product twice;
+    ``vector_products``: a product with a vector runs on the VPU; ``copy_transfers``: how often a relayout of a running sum
+    counts its bytes; ``vmem_share``: the part of VMEM that values may take.
     """
 
     bandwidth: float
@@ -39,7 +43,9 @@ class Rates:
     clock: float
     native_bf16: bool
     recomputes_scores: bool
-    fetches_vectors: bool
+    vector_products: bool
+    copy_transfers: int
+    vmem_share: float
     launch: float
     stream: float
     reduce: float
@@ -50,6 +56,10 @@ class Rates:
     transcendental: float
     mxu: float
     matrix_bytes: float
+    result: float
+    kept: float
+    turn: float
+    scan: float
     derived: str = ""
 
 

@@ -34,8 +34,11 @@ _FOLDS: dict[str, Callable[[float, float], float]] = {
 _SPREADS = frozenset({"broadcast_in_dim", "reshape", "transpose", "slice", "convert", "reverse"})
 
 
-def simplify(graph: Graph) -> Graph:
-    """The same computation with the free parts gone, users linked and dead nodes dropped."""
+def simplify(graph: Graph, *, vector_products: bool = True) -> Graph:
+    """The same computation with the free parts gone, users linked and dead nodes dropped.
+
+    ``vector_products``: a product with a vector becomes a multiplication and a sum.
+    """
     replaced: dict[int, Node] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -48,6 +51,8 @@ def simplify(graph: Graph) -> Graph:
                 inputs[index] = other
         node.inputs = inputs
         new = _rewrite(node)
+        if vector_products and new.op in ("dot_general", "dot"):
+            new = _vector_product(new)
         if new is not node:
             replaced[id(node)] = new
             if new.op in ("constant", "vector_product") and not any(new is source for source in inputs):
@@ -103,7 +108,7 @@ def _rewrite(node: Node) -> Node:
         return _arithmetic(node)
     if op == "select" and inputs[0].value is not None:
         return inputs[1] if inputs[0].value else inputs[2]
-    return _vector_product(node) if op in ("dot_general", "dot") else node
+    return node
 
 
 def _renames(node: Node) -> bool:
