@@ -8,9 +8,9 @@ from typing import Literal, get_args
 from emutpu.simulator.chips import Chip
 
 from . import collectives, memory, work
+from .control import trips
 from .graph import Graph, Node, read
 from .kernels import Kernel, fuse
-from .layout import padded_bytes
 from .rates import Expected, Rates, expected, rates
 from .relayout import copies
 from .schedule import Placement, place
@@ -21,6 +21,21 @@ from .units import Cycles, cycles
 __all__ = ["Collective", "Estimate", "FusionCost", "Level", "estimate"]
 
 Level = Literal["eager", "compiled"]
+_CONTROL = frozenset({"while", "case", "if"})
+# Kernels without a figure in the compiler's estimated_cycles.
+_UNTIMED = frozenset(
+    {
+        "gather",
+        "scatter",
+        "sort",
+        "top_k",
+        "select_and_scatter",
+        "cholesky",
+        "triangular_solve",
+        "custom_call",
+        *_CONTROL,
+    }
+)
 _SMALL = 1024  # elements of a result that never bounds anything
 _STREAMED = 4  # the compiler counts a fetch into VMEM as four transfers: both ends of its start and of its end
 _EAGER_MXU = 3.3  # an op compiled at the eager level: 3,571,318 against 1,083,068 cycles for 4096^3 on v5e
@@ -113,6 +128,20 @@ class _Model:
         parts = [self._part(kernel, moved, placement) for kernel, moved in zip(kernels, traffic, strict=True)]
         return self._sum(graph, kernels, parts, placement)
 
+    def _control(self, node: Node) -> tuple[Estimate, int]:
+        """The estimate of what a loop repeats or a branch takes at most, and how often it runs."""
+        if node.op == "while":
+            count = trips(node)
+            if count is None:
+                self.assume("while: the number of iterations is not known here; counted once")
+                count = 1
+            else:
+                self.assume(f"while: {count} iterations counted; the compiler's own estimate counts a body once")
+            return _Model(self.chip, self.level).run(node.bodies[1]), count
+        branches = [_Model(self.chip, self.level).run(body) for body in node.bodies]
+        self.assume(f"{node.op}: its most expensive branch is counted")
+        return max(branches, key=lambda branch: branch.roofline_seconds), 1
+
     def _place(
         self, graph: Graph, kernels: list[Kernel], outputs: set[int], traffic: list[memory.Traffic]
     ) -> Placement:
@@ -140,8 +169,8 @@ class _Model:
             flops += work.conversions(kernel.members.values(), kernel.roots)
         if kernel.softmax and self.rates.recomputes_scores:
             flops += sum(work.flops(m) for m in kernel.members.values() if m.op == "dot_general")
-        inside = sum(padded_bytes(v.spec) for v in kernel.reads if id(v) in placement.resident)
-        kept = sum(padded_bytes(v.spec) for v in kernel.roots if id(v) in placement.resident)
+        inside = sum(v.spec.padded for v in kernel.reads if id(v) in placement.resident)
+        kept = sum(v.spec.padded for v in kernel.roots if id(v) in placement.resident)
         moved.hbm = max(0, moved.counted - inside - kept)
         moved.to_hbm = any(v.spec.size > _SMALL and id(v) not in placement.resident for v in kernel.roots)
         spent = cycles(kernel, moved, self.rates)
@@ -164,7 +193,12 @@ class _Model:
                 self.assume(collectives.ASSUMPTION)
         fusions, hbm_bytes, roofline, mxu, vpu, hbm, total_cycles = [], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
         expected_seconds = self.expected.launch_seconds
+        inner = [self._control(kernel.key) for kernel in kernels if kernel.kind in _CONTROL]
         for kernel, part, fetched in zip(kernels, parts, placement.fetched, strict=True):
+            if kernel.kind in _CONTROL:
+                continue
+            if kernel.kind in _UNTIMED:
+                self.assume(f"cycles: the compiler's count has none for {kernel.kind}; expected_seconds has its time")
             counted = part.moved.counted + _STREAMED * fetched
             seconds = part.roofline + _STREAMED * fetched / self.rates.bandwidth
             matrix = part.cycles.mxu / self.rates.clock * (_EAGER_MXU if self.level == "eager" else 1.0)
@@ -174,7 +208,9 @@ class _Model:
             hbm += traffic / self.rates.bandwidth
             hbm_bytes += counted
             roofline += seconds
-            total_cycles += part.cycles.total + (part.cycles.mxu * (_EAGER_MXU - 1) if self.level == "eager" else 0.0)
+            total_cycles += (0.0 if kernel.kind in _UNTIMED else part.cycles.total) + (
+                part.cycles.mxu * (_EAGER_MXU - 1) if self.level == "eager" else 0.0
+            )
             expected_seconds += max(
                 matrix / self.expected.matmul_efficiency,
                 traffic / self.rates.bandwidth / self.expected.bandwidth_efficiency,
@@ -184,34 +220,86 @@ class _Model:
             fusions.append(
                 FusionCost(ops, part.flops, counted, seconds, _unit(kernel, part, self.rates), part.cycles.total)
             )
-        ici = sum(c.seconds for c in found)
-        units = {"mxu": mxu, "vpu": vpu, "hbm": hbm, "ici": ici}
-        arguments = sum(padded_bytes(node.spec) for node in graph.arguments)
-        results = sum(padded_bytes(node.spec) for node in graph.outputs)
-        donated = sum(padded_bytes(graph.arguments[index].spec) for index in graph.donated)
-        compute = sum(part.flops for part in parts) / self.rates.peak
+        own = _Totals(
+            sum(part.flops for part in parts),
+            sum(part.transcendentals for part in parts),
+            hbm_bytes,
+            total_cycles,
+            roofline,
+            expected_seconds,
+            mxu,
+            vpu,
+            hbm,
+            sum(c.seconds for c in found),
+        )
+        for estimate_, count in inner:
+            own = own.plus(estimate_, count)
+            fusions += list(estimate_.fusions)
+            found += list(estimate_.collectives)
+            for text in estimate_.assumptions:
+                self.assume(text)
+        temporaries = placement.temporaries + max((e.temp_bytes for e, _ in inner), default=0)
+        return self._report(graph, own, temporaries, fusions, found)
+
+    def _report(
+        self, graph: Graph, own: _Totals, temporaries: int, fusions: list[FusionCost], found: list[Collective]
+    ) -> Estimate:
+        units = {"mxu": own.mxu, "vpu": own.vpu, "hbm": own.hbm, "ici": own.ici}
         bound = max(units, key=lambda name: units[name])
+        arguments = sum(node.spec.padded for node in graph.arguments)
+        results = sum(spec.padded for node in graph.outputs for spec in (node.spec,))
+        donated = sum(graph.arguments[index].spec.padded for index in graph.donated)
+        compute = own.flops / self.rates.peak > own.roofline / 2
         return Estimate(
-            flops=sum(part.flops for part in parts),
-            transcendentals=sum(part.transcendentals for part in parts),
-            hbm_bytes=hbm_bytes,
-            cycles=total_cycles,
-            roofline_seconds=roofline + ici,
-            expected_seconds=expected_seconds + ici,
-            peak="ici bandwidth" if bound == "ici" else ("bf16 flops" if compute > roofline / 2 else "hbm bandwidth"),
+            flops=own.flops,
+            transcendentals=own.transcendentals,
+            hbm_bytes=own.hbm_bytes,
+            cycles=own.cycles,
+            roofline_seconds=own.roofline + own.ici,
+            expected_seconds=own.expected + own.ici,
+            peak="ici bandwidth" if bound == "ici" else ("bf16 flops" if compute else "hbm bandwidth"),
             bound=bound,
-            peak_hbm_bytes=arguments + max(0, results - min(donated, results)) + placement.temporaries,
+            peak_hbm_bytes=arguments + max(0, results - min(donated, results)) + temporaries,
             argument_bytes=arguments,
             output_bytes=results,
-            temp_bytes=placement.temporaries,
-            mxu_seconds=mxu,
-            vpu_seconds=vpu,
-            hbm_seconds=hbm,
-            ici_seconds=ici,
+            temp_bytes=temporaries,
+            mxu_seconds=own.mxu,
+            vpu_seconds=own.vpu,
+            hbm_seconds=own.hbm,
+            ici_seconds=own.ici,
             fusions=tuple(fusions),
             collectives=tuple(found),
             assumptions=tuple(self.assumptions),
             error_bar=(self.expected.low, self.expected.high),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Totals:
+    flops: float
+    transcendentals: float
+    hbm_bytes: float
+    cycles: float
+    roofline: float
+    expected: float
+    mxu: float
+    vpu: float
+    hbm: float
+    ici: float
+
+    def plus(self, inner: Estimate, count: int) -> _Totals:
+        """With what ``count`` runs of ``inner`` add; its collectives are in its seconds already."""
+        return _Totals(
+            self.flops + count * inner.flops,
+            self.transcendentals + count * inner.transcendentals,
+            self.hbm_bytes + count * inner.hbm_bytes,
+            self.cycles + count * inner.cycles,
+            self.roofline + count * (inner.roofline_seconds - inner.ici_seconds),
+            self.expected + count * (inner.expected_seconds - inner.ici_seconds),
+            self.mxu + count * inner.mxu_seconds,
+            self.vpu + count * inner.vpu_seconds,
+            self.hbm + count * inner.hbm_seconds,
+            self.ici + count * inner.ici_seconds,
         )
 
 

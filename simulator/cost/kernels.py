@@ -309,7 +309,7 @@ class _Joiner:
             ]
             for read in kernel.reads:
                 if read.spec.size >= space:
-                    candidates += [self.group[i] for i in readers.get(id(read), [])]
+                    candidates += [self._home(i) for i in readers.get(id(read), [])]
             host = next((c for c in candidates if c != index and self._joinable(c, index, space)), None)
             if host is not None:
                 self._join(host, index)
@@ -320,6 +320,11 @@ class _Joiner:
         for kernel in kept:
             kernel.reads = kernel.find_reads()
         return _schedule(kept)
+
+    def _home(self, index: int) -> int:
+        while self.group[index] != index:
+            index = self.group[index]
+        return index
 
     def _joinable(self, host: int, index: int, space: int) -> bool:
         first, second = self.kernels[host], self.kernels[index]
@@ -337,7 +342,7 @@ class _Joiner:
         source = self.producer.get(id(_origin(read)))
         if source is None:
             return True
-        source = self.group[source]
+        source = self._home(source)
         return read.spec.size >= space if source == host else not self.reach[source] & self.bits[host]
 
     def _join(self, host: int, index: int) -> None:
@@ -347,7 +352,7 @@ class _Joiner:
         if second.kind == "reduce" and first.kind == "loop":
             first.kind, first.key = "reduce", second.key
         first.order = max(first.order, second.order)
-        self.group = [host if g == index else g for g in self.group]
+        self.group[index] = host
         self.bits[host] |= self.bits[index]
         self.reach[host] |= self.reach[index] & ~self.bits[host]
         first.reads = first.find_reads()

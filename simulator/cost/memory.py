@@ -11,7 +11,6 @@ import dataclasses
 
 from .graph import Node
 from .kernels import Kernel
-from .layout import padded_bytes
 from .tables import MOVEMENT
 
 __all__ = ["Traffic", "read_bytes", "result_bytes"]
@@ -44,7 +43,7 @@ _PARTIAL = frozenset({"slice", "dynamic_slice", "gather"})
 
 def read_bytes(kernel: Kernel, value: Node) -> int:
     """Bytes of ``value`` that ``kernel`` reads: all of it, or the parts that its slices and gathers touch."""
-    whole = padded_bytes(value.spec)
+    whole = value.spec.padded
     users = [m for m in kernel.members.values() if any(value is s for s in m.inputs)]
     if kernel.kind == "scatter" and kernel.key.inputs[0] is value:
         return whole
@@ -58,7 +57,7 @@ def read_bytes(kernel: Kernel, value: Node) -> int:
         return whole
     touched = 0
     for user in users:
-        part = padded_bytes(user.spec)
+        part = user.spec.padded
         touched += part * (_gather_rows(user) if user.op == "gather" else 1)
     return min(touched, whole) if all(user.op != "gather" for user in users) else touched
 
@@ -73,9 +72,9 @@ def result_bytes(kernel: Kernel) -> int:
     total = 0
     for root in kernel.roots:
         if root.op == "dynamic_update_slice":
-            total += padded_bytes(root.inputs[1].spec)
+            total += root.inputs[1].spec.padded
             continue
-        total += sum(padded_bytes(spec) for spec in root.specs)
+        total += sum(spec.padded for spec in root.specs)
     return total
 
 

@@ -1,6 +1,6 @@
 """Copies between layouts that the compiler puts around operations which need a certain minor dimension.
 
-An argument or result of the program lies as it pads least (:func:`.layout.padded_bytes`); a convolution and a pooling
+An argument or result of the program lies as it pads least (:func:`.layout.natural`); a convolution and a pooling
 window want features minor and the batch second, a sort and a running sum want their dimension out of the lanes. Values
 between two kernels are written as their reader wants them, so only the ends of the program pay.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from .attributes import Convolution
 from .graph import BITS, Node, Spec
 from .kernels import Kernel
-from .layout import LANES, padded_bytes, tiled
+from .layout import LANES, laid_elements
 from .rates import Rates
 from .work import tree_reduction
 
@@ -30,10 +30,10 @@ class Copies:
 
 def _laid(spec: Spec, minor: int, second: int) -> int:
     """Bytes of ``spec`` with those two dimensions minor."""
-    bits, shape = BITS[spec.dtype], spec.shape
     if minor == second or not spec.size:
         return spec.bytes
-    return spec.size // (shape[minor] * shape[second]) * tiled(shape[minor], shape[second], bits) * bits // 8
+    bits = BITS[spec.dtype]
+    return laid_elements(spec.shape, bits, minor, second) * bits // 8
 
 
 def copies(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
@@ -57,11 +57,7 @@ def lies_as_wanted(kernel: Kernel, value: Node) -> bool:
     if kernel.kind != "convolution" or kernel.key.inputs[0] is not value:
         return True
     conv: Convolution = kernel.key.attrs[0]
-    batch, feature, spaces = conv.lhs
-    spec = value.spec
-    if feature == len(spec.shape) - 1 or not spaces:
-        return False
-    return _laid(spec, feature, batch) <= padded_bytes(spec) and spec.shape[spaces[-1]] % 8 != 0
+    return (value.spec.minor, value.spec.second) == (conv.lhs[1], conv.lhs[0])
 
 
 def _external(node: Node) -> bool:
@@ -77,27 +73,27 @@ def _convolution(kernel: Kernel, key: Node, outputs: set[int]) -> Copies:
         return _grouped(base, conv)
     if _external(key.inputs[0]):
         minor, second = (feature, batch) if base.shape[feature] >= _FEW_FEATURES else (batch, feature)
-        wanted, lying = _laid(base, minor, second), padded_bytes(base)
-        spatial = conv.lhs[2][-1] if conv.lhs[2] else second
-        if min(wanted, _laid(base, minor, spatial)) > lying:
-            made.copied += lying + wanted
-            made.grown += wanted - lying
-            made.kernels += 1
+        if base.minor not in ((feature, batch) if base.shape[feature] >= _FEW_FEATURES else (batch,)):
+            _copy(made, base, minor, second)
     if any(id(root) in outputs and root.spec.shape == out.shape for root in kernel.roots):
-        batch, feature, spaces = conv.out
-        written, lying = _laid(out, feature, batch), padded_bytes(out)
-        ties = bool(spaces) and out.shape[spaces[-1]] % 8 == 0 and feature != len(out.shape) - 1
-        if written > lying or ties:
-            made.copied += written + lying
-            made.grown += written - lying
-            made.kernels += 1
+        batch, feature, _ = conv.out
+        if {out.minor, out.second} != {feature, batch}:
+            _copy(made, out, feature, batch)
     return made
+
+
+def _copy(made: Copies, spec: Spec, minor: int, second: int) -> None:
+    """Add a copy between the natural layout of ``spec`` and another."""
+    wanted = _laid(spec, minor, second)
+    made.copied += spec.padded + wanted
+    made.grown += wanted - spec.padded
+    made.kernels += 1
 
 
 def _grouped(base: Spec, conv: Convolution) -> Copies:
     """Groups of few features: each group is padded to the lanes, through a layout with the width minor."""
-    batch, feature, spaces = conv.lhs
-    lying = padded_bytes(base)
+    _, feature, spaces = conv.lhs
+    lying = base.padded
     per_group = base.shape[feature] // conv.feature_groups
     padded = base.bytes * (-(-per_group // LANES) * LANES) // per_group
     width = _laid(base, spaces[-1], feature) if spaces else lying
@@ -106,14 +102,13 @@ def _grouped(base: Spec, conv: Convolution) -> Copies:
 
 def _pooling(kernel: Kernel, key: Node, outputs: set[int]) -> Copies:
     base = key.inputs[0].spec
-    if len(base.shape) < 3:
-        return Copies()
+    if len(base.shape) < 3 or (kernel.kind == "reduce_window" and key.attrs[1] == "add"):
+        return Copies()  # a sum over windows is a convolution, which takes features in the lanes as they lie
     made = Copies()
-    wanted, lying = _laid(base, 1, len(base.shape) - 1), padded_bytes(base)
-    if _external(key.inputs[0]) and (wanted > lying or kernel.kind == "select_and_scatter"):
-        made = Copies(lying + wanted, wanted - lying, 1)
+    if _external(key.inputs[0]) and (base.minor != 1 or kernel.kind == "select_and_scatter"):
+        _copy(made, base, 1, len(base.shape) - 1)
     if kernel.kind == "select_and_scatter" and any(id(root) in outputs for root in kernel.roots):
-        made = Copies(made.copied + lying + wanted, made.grown + wanted - lying, made.kernels + 1)
+        _copy(made, base, 1, len(base.shape) - 1)
     return made
 
 
@@ -121,7 +116,7 @@ def _scan(key: Node, rates: Rates) -> Copies:
     """A running sum is a product with a triangle per tile, then the sums of the tiles are added: two passes. Along the
     lanes the tiles are turned out of them and back, two copies each way.
     """
-    size = padded_bytes(key.spec)
+    size = key.spec.padded
     window = key.attrs[0]
     dimension = max(range(len(window.size)), key=lambda d: window.size[d])
     turns = 4 if dimension == len(key.spec.shape) - 1 else 1
@@ -130,7 +125,7 @@ def _scan(key: Node, rates: Rates) -> Copies:
 
 def _sort(key: Node) -> Copies:
     """The sorted dimension leaves the lanes and comes back; a single operand is sorted with its positions (stable)."""
-    size = padded_bytes(key.inputs[0].spec)
+    size = key.inputs[0].spec.padded
     turns = 2 if key.attrs[0] == len(key.inputs[0].spec.shape) - 1 else 0
     positions = 3 * size if len(key.inputs) == 1 else 0
     return Copies(turns * 2 * size, positions, turns)
@@ -139,7 +134,7 @@ def _sort(key: Node) -> Copies:
 def _preserving(kernel: Kernel, key: Node) -> Copies:
     """An update in place of an argument that the program keeps copies it first (donated ones are marked by the caller)."""
     base = key.inputs[0]
-    size = padded_bytes(base.spec)
+    size = base.spec.padded
     if base.op == "parameter" and base.attrs[0] >= 0 and not base.attrs[1:]:
         return Copies(2 * size, 0, 1)
     return Copies()

@@ -11,8 +11,8 @@ import dataclasses
 
 from .graph import Node
 from .kernels import Kernel
-from .layout import padded_bytes
 from .relayout import lies_as_wanted
+from .tables import FREE
 
 __all__ = ["Placement", "place"]
 
@@ -51,8 +51,8 @@ def place(
         ahead = _program_prefetch(kernels, arguments, uses, capacity, occupied)
         if ahead is not None:
             resident.add(id(ahead))
-            fetched[uses[id(ahead)][0]] += padded_bytes(ahead.spec)
-            _occupy(occupied, 0, uses[id(ahead)][-1], padded_bytes(ahead.spec))
+            fetched[uses[id(ahead)][0]] += ahead.spec.padded
+            _occupy(occupied, 0, uses[id(ahead)][-1], ahead.spec.padded)
     _place_intermediates(kernels, uses, outputs, capacity, occupied, resident)
     if rate:
         _fetch(kernels, arguments, outputs, uses, seconds, rate[0], _Vmem(capacity, occupied, resident, fetched))
@@ -86,7 +86,7 @@ def _fetch(
     for ready, value in sorted(((r, v) for r, v in waiting if id(v) in uses), key=lambda entry: uses[id(entry[1])][0]):
         if id(value) in vmem.resident:
             continue
-        size = padded_bytes(value.spec)
+        size = value.spec.padded
         for position, use in enumerate(uses[id(value)]):
             start = max(free, begins[ready])
             if use <= ready or start + size / rate > begins[use]:
@@ -121,7 +121,7 @@ def _place_intermediates(
         for root in kernel.roots:
             if id(root) in outputs or id(root) not in uses:
                 continue
-            size, last = padded_bytes(root.spec), uses[id(root)][-1]
+            size, last = root.spec.padded, uses[id(root)][-1]
             if _room(occupied, index, last, size, capacity):
                 _occupy(occupied, index, last, size)
                 resident.add(id(root))
@@ -136,17 +136,21 @@ def _program_prefetch(
             continue
         first = uses[id(argument)]
         kernel = kernels[first[0]]
-        plain = kernel.key.op == "reduce" and len(kernel.members) == 1 and len(first) == 1
+        plain = kernel.key.op == "reduce" and len(first) == 1 and _lone(kernel)
         if not plain and not all(kernels[i].kind in _AHEAD and lies_as_wanted(kernels[i], argument) for i in first):
             continue
-        size = padded_bytes(argument.spec)
+        size = argument.spec.padded
         if (
             size <= capacity
             and _room(occupied, 0, first[-1], size, capacity)
-            and (best is None or size > padded_bytes(best.spec))
+            and (best is None or size > best.spec.padded)
         ):
             best = argument
     return best
+
+
+def _lone(kernel: Kernel) -> bool:
+    return sum(member.op not in FREE for member in kernel.members.values()) == 1
 
 
 def _room(occupied: list[int], first: int, last: int, size: int, capacity: int) -> bool:
@@ -165,7 +169,7 @@ def _temporaries(kernels: list[Kernel], uses: dict[int, list[int]], outputs: set
         for root in kernel.roots:
             if id(root) in resident or id(root) in outputs:
                 continue
-            size = padded_bytes(root.spec)
+            size = root.spec.padded
             changes[index] += size
             changes[uses[id(root)][-1] + 1 if id(root) in uses else index + 1] -= size
     alive = peak = 0

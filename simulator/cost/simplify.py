@@ -55,7 +55,7 @@ def simplify(graph: Graph, *, vector_products: bool = True) -> Graph:
             new = _vector_product(new)
         if new is not node:
             replaced[id(node)] = new
-            if new.op in ("constant", "vector_product") and not any(new is source for source in inputs):
+            if new.op in ("constant", "vector_product", "reshape") and not any(new is source for source in inputs):
                 nodes.append(new)
             continue
         nodes.append(node)
@@ -102,6 +102,8 @@ def _rewrite(node: Node) -> Node:
     if op == "reshape" and inputs[0].op == "reshape":
         node.inputs = [inputs[0].inputs[0]]
         return node if node.inputs[0].spec != spec else node.inputs[0]
+    if op == "reduce" and len(node.specs) == 1 and inputs[0].spec.size == spec.size:
+        return Node("reshape", [inputs[0]], spec)
     if op in _SPREADS and inputs and inputs[0].value is not None:
         return _constant(inputs[0].value, spec)
     if op in _NEUTRAL and len(inputs) == 2:

@@ -21,6 +21,7 @@ _STEPS = 8  # steps of a product's pipeline: its first operands and last results
 _STEP_RESULTS = 650  # vectors of results per step, at most
 _MATRIX_LAUNCH = 2.2  # launches of a product, in those of a loop
 _LOADED_ROWS = 32  # streaming fewer rows than this through a tile costs as much: the tile has to be loaded
+_DEPTHWISE = 2.7  # cycles per tap and 1,024 results of a depthwise convolution
 _UNPACKED = 1.8  # a 16-bit operand that is unpacked to 32 bit takes the time of a 32-bit one, nearly
 _NARROW = frozenset({"bf16", "f16", "i8", "ui8", "i1", "f8E4M3FN", "f8E5M2"})
 
@@ -72,6 +73,8 @@ def _convolution_cycles(node: Node, rates: Rates) -> float:
     positions = node.spec.size // max(node.spec.shape[conv.out[1]], 1)
     depth = node.inputs[1].spec.shape[conv.rhs[0]]
     window = taps // max(depth, 1)
+    if depth == 1 and conv.feature_groups > 1:
+        return node.spec.size / _VECTOR * taps * _DEPTHWISE  # on the VPU, one tap after the other
     dense = window * _tile_cycles(positions, depth, features, rates)
     folded = _tile_cycles(positions, taps, features, rates) * 2
     return min(dense, folded) * conv.feature_groups * _passes(node)
@@ -103,12 +106,8 @@ def _loop(kernel: Kernel, traffic: Traffic, rates: Rates) -> float:
     """Cycles to bring operands in and results out: an operation alone does it worse than a fused loop."""
     work = [member for member in kernel.members.values() if member.op not in FREE]
     key = kernel.key
-    if (
-        len(work) == 1 == len(kernel.members)
-        and (key.op in ELEMENTWISE or key.op in ("reduce", "slice"))
-        and len(key.specs) == 1
-    ):
-        space = max([key.spec.size, *(source.spec.size for source in key.inputs)])
+    if len(work) == 1 == len(kernel.members) and _stands_alone(key):
+        space = max(key.spec.size, key.inputs[0].spec.size if key.op == "reduce" else 0)
         narrow = rates.plain_16 if key.spec.dtype in _NARROW else 0.0
         return space / _VECTOR * (rates.plain + narrow) + traffic.read / _VECTOR_BYTES * rates.plain_read
     moved = (traffic.read + traffic.written) / _VECTOR_BYTES
@@ -119,6 +118,15 @@ def _loop(kernel: Kernel, traffic: Traffic, rates: Rates) -> float:
     if not rates.native_bf16 and key.spec.dtype == "bf16":
         moved *= _UNPACKED
     return moved * rates.stream
+
+
+def _stands_alone(key: Node) -> bool:
+    """Whether the compiler leaves the operation without a fusion: no scalar is spread into it, no second result."""
+    if key.op == "reduce":
+        return len(key.specs) == 1
+    return (key.op in ELEMENTWISE or key.op in ("slice", "pad")) and all(
+        s.value is None or key.op == "pad" for s in key.inputs
+    )
 
 
 def _matrix(kernel: Kernel, traffic: Traffic, copied: float, rates: Rates) -> Cycles:
