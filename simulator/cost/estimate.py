@@ -10,7 +10,7 @@ from emutpu.simulator.chips import Chip
 from . import collectives, memory, work
 from .control import trips
 from .graph import Graph, Node, read
-from .kernels import Kernel, fuse
+from .kernels import PRODUCTS, Kernel, fuse
 from .rates import Expected, Rates, expected, rates
 from .relayout import copies
 from .schedule import Placement, place
@@ -103,15 +103,15 @@ def estimate(module: bytes | str, chip: Chip, level: Level = "compiled") -> Esti
     """
     if level not in get_args(Level):
         raise ValueError(f"unknown level {level!r}: choose eager or compiled")
-    return _Model(chip, level).run(read(module))
+    return Model(chip, level, rates(chip), expected()).run(read(module))
 
 
-class _Model:
-    def __init__(self, chip: Chip, level: Level) -> None:
+class Model:
+    def __init__(self, chip: Chip, level: Level, constants: Rates, measured: Expected) -> None:
         self.chip = chip
         self.level = level
-        self.rates: Rates = rates(chip)
-        self.expected: Expected = expected()
+        self.rates = constants
+        self.expected = measured
         self.assumptions: dict[str, None] = {}
         if self.rates.derived:
             self.assume(self.rates.derived)
@@ -121,11 +121,15 @@ class _Model:
 
     def run(self, graph: Graph) -> Estimate:
         graph = simplify(graph, vector_products=self.rates.vector_products)
-        kernels = [kernel for kernel in fuse(graph) if not memory.is_bitcast(kernel)]
+        return self.cost(graph, [kernel for kernel in fuse(graph) if not memory.is_bitcast(kernel)])
+
+    def cost(self, graph: Graph, kernels: list[Kernel]) -> Estimate:
+        """The estimate of a fused graph."""
         outputs = {id(node) for node in graph.outputs}
         traffic = [self._traffic(kernel, outputs) for kernel in kernels]
-        placement = self._place(graph, kernels, outputs, traffic)
-        parts = [self._part(kernel, moved, placement) for kernel, moved in zip(kernels, traffic, strict=True)]
+        spent = [cycles(kernel, moved, self.rates) for kernel, moved in zip(kernels, traffic, strict=True)]
+        placement = self._place(graph, kernels, outputs, spent)
+        parts = [self._part(*each, placement) for each in zip(kernels, traffic, spent, strict=True)]
         return self._sum(graph, kernels, parts, placement)
 
     def _control(self, node: Node) -> tuple[Estimate, int]:
@@ -137,20 +141,18 @@ class _Model:
                 count = 1
             else:
                 self.assume(f"while: {count} iterations counted; the compiler's own estimate counts a body once")
-            return _Model(self.chip, self.level).run(node.bodies[1]), count
-        branches = [_Model(self.chip, self.level).run(body) for body in node.bodies]
+            return self._inner().run(node.bodies[1]), count
+        branches = [self._inner().run(body) for body in node.bodies]
         self.assume(f"{node.op}: its most expensive branch is counted")
         return max(branches, key=lambda branch: branch.roofline_seconds), 1
 
-    def _place(
-        self, graph: Graph, kernels: list[Kernel], outputs: set[int], traffic: list[memory.Traffic]
-    ) -> Placement:
+    def _inner(self) -> Model:
+        return Model(self.chip, self.level, self.rates, self.expected)
+
+    def _place(self, graph: Graph, kernels: list[Kernel], outputs: set[int], spent: list[Cycles]) -> Placement:
         if self.level == "eager":
             return place(kernels, [], outputs, 0, [0.0] * len(kernels), [])
-        seconds = [
-            cycles(kernel, moved, self.rates).total / self.rates.clock
-            for kernel, moved in zip(kernels, traffic, strict=True)
-        ]
+        seconds = [each.total / self.rates.clock for each in spent]
         capacity = int(self.rates.vmem * self.rates.vmem_share)
         return place(kernels, graph.arguments, outputs, capacity, seconds, [self.rates.bandwidth])
 
@@ -159,7 +161,7 @@ class _Model:
         read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
         return memory.Traffic(read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels)
 
-    def _part(self, kernel: Kernel, moved: memory.Traffic, placement: Placement) -> _Part:
+    def _part(self, kernel: Kernel, moved: memory.Traffic, spent: Cycles, placement: Placement) -> _Part:
         flops = transcendentals = 0.0
         for member in kernel.members.values():
             self._known(member)
@@ -173,7 +175,8 @@ class _Model:
         kept = sum(v.spec.padded for v in kernel.roots if id(v) in placement.resident)
         moved.hbm = max(0, moved.counted - inside - kept)
         moved.to_hbm = any(v.spec.size > _SMALL and id(v) not in placement.resident for v in kernel.roots)
-        spent = cycles(kernel, moved, self.rates)
+        if kernel.kind in PRODUCTS:  # their results take less time to VMEM
+            spent = cycles(kernel, moved, self.rates)
         own = (moved.counted - moved.copied) / self.rates.bandwidth
         seconds = max(flops / self.rates.peak, own) + moved.copied / self.rates.bandwidth
         return _Part(flops, transcendentals, moved, spent, seconds)
@@ -208,7 +211,7 @@ class _Model:
             hbm += traffic / self.rates.bandwidth
             hbm_bytes += counted
             roofline += seconds
-            total_cycles += (0.0 if kernel.kind in _UNTIMED else part.cycles.total) + (
+            total_cycles += (part.cycles.copies if kernel.kind in _UNTIMED else part.cycles.total) + (
                 part.cycles.mxu * (_EAGER_MXU - 1) if self.level == "eager" else 0.0
             )
             expected_seconds += max(

@@ -22,6 +22,7 @@ _STEP_RESULTS = 650  # vectors of results per step, at most
 _MATRIX_LAUNCH = 2.2  # launches of a product, in those of a loop
 _LOADED_ROWS = 32  # streaming fewer rows than this through a tile costs as much: the tile has to be loaded
 _DEPTHWISE = 2.7  # cycles per tap and 1,024 results of a depthwise convolution
+_SORT_STAGE = 14.0  # cycles per stage of a sorting network and vector of 32-bit words
 _UNPACKED = 1.8  # a 16-bit operand that is unpacked to 32 bit takes the time of a 32-bit one, nearly
 _NARROW = frozenset({"bf16", "f16", "i8", "ui8", "i1", "f8E4M3FN", "f8E5M2"})
 
@@ -33,6 +34,7 @@ class Cycles:
     mxu: float
     vpu: float
     memory: float
+    copies: float
     total: float
 
 
@@ -99,7 +101,19 @@ def cycles(kernel: Kernel, traffic: Traffic, rates: Rates) -> Cycles:
     if kernel.kind == "reduce_window" and traffic.copied:
         vector = max(vector, flops(kernel.key) / 2 / (rates.side * _VECTOR) * rates.scan)
     memory = _loop(kernel, traffic, rates)
-    return Cycles(0.0, vector, memory + copied, max(vector, memory) + copied + rates.launch * (1 + traffic.copies))
+    if kernel.kind == "sort":
+        vector = _sorting(key=kernel.key)
+    return Cycles(
+        0.0, vector, memory + copied, copied, max(vector, memory) + copied + rates.launch * (1 + traffic.copies)
+    )
+
+
+def _sorting(key: Node) -> float:
+    """A bitonic network: log n (log n + 1) / 2 stages, each two rotations, a comparison and selections per vector."""
+    extent = max(2, key.inputs[0].spec.shape[key.attrs[0]])
+    depth = math.ceil(math.log2(extent))
+    words = sum(max(4, source.spec.bytes // max(source.spec.size, 1)) // 4 * source.spec.size for source in key.inputs)
+    return depth * (depth + 1) / 2 * words / _VECTOR * _SORT_STAGE
 
 
 def _loop(kernel: Kernel, traffic: Traffic, rates: Rates) -> float:
@@ -143,5 +157,9 @@ def _matrix(kernel: Kernel, traffic: Traffic, copied: float, rates: Rates) -> Cy
     busiest, other = max(mxu, memory), min(mxu, memory)
     exposed = other * max(1 / _STEPS, min(1.0, _STEP_RESULTS / max(results, 1)))
     return Cycles(
-        mxu, vector, memory, max(busiest + exposed, vector) + copied + rates.launch * (_MATRIX_LAUNCH + traffic.copies)
+        mxu,
+        vector,
+        memory,
+        copied,
+        max(busiest + exposed, vector) + copied + rates.launch * (_MATRIX_LAUNCH + traffic.copies),
     )
