@@ -30,7 +30,7 @@ __all__ = [
 
 PREFIX = "EMUTPU_"
 NO_CHIP = "none"
-CHIPS = ("v4", "v5e", "v5p", "v6e", "v7", NO_CHIP)
+CHIPS = ("v4", "v5e", "v5p", "v6e", "v7", "v8i", "v8t", NO_CHIP)
 CLIENTS = ("cpu", "interpreter", "dry_run")
 PRECISIONS = ("default", "high", "highest")
 QUIRKS = ("0.2.0",)
