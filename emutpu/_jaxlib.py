@@ -31,6 +31,7 @@ __all__ = [
     "ir",
     "known_flags",
     "matrix_library",
+    "module_text",
     "put",
     "result_handler",
     "run_passes",
@@ -84,6 +85,11 @@ def context() -> Any:
 @functools.cache
 def _register_passes() -> None:
     stablehlo.register_stablehlo_passes()
+
+
+def module_text(bytecode: bytes) -> str:
+    """MLIR text of a module's bytecode. Raises MLIRError."""
+    return str(ir.Module.parse(bytecode, context=context()))
 
 
 def run_passes(module: Any, pipeline: str) -> None:
