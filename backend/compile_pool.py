@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -24,16 +24,14 @@ def _threads_per_core() -> int:
         return 1
 
 
-def default_threads(environment: Mapping[str, str] = os.environ, hardware: int | None = None) -> int:
+def default_threads(nproc: int | None = None, hardware: int | None = None) -> int:
     """TorchTPU's size of the pool: four hardware threads per unit of ``NPROC``, else all there are; less one core.
 
     At least 1. ``hardware`` is the number of hardware threads this process may use.
     """
-    given = environment.get("NPROC", "")
     if hardware is None:
         hardware = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    total = 4 * int(given) if given.isdigit() and int(given) else hardware
-    return max(1, total - _threads_per_core())
+    return max(1, (4 * nproc if nproc else hardware) - _threads_per_core())
 
 
 class CompilePool:

@@ -18,6 +18,7 @@ from emutpu.backend.location import capture, locate
 from emutpu.backend.options import LOCAL, EagerMode
 
 if TYPE_CHECKING:
+    from emutpu.backend.cache import LowerTiers
     from emutpu.backend.pjrt import Client
     from emutpu.backend.statistics import Statistics, TierStatistics
 
@@ -34,7 +35,7 @@ class Configuration:
     """How the face set the backend up: what makes the client, which chip is emulated, what is allowed.
 
     ``versions`` are those of the emulated TorchTPU, in every key; ``compile_threads`` the size of the compile pool, None
-    for TorchTPU's own.
+    for TorchTPU's own; ``make_tiers`` gives the tiers of the compile cache below the process, for a client.
     """
 
     make_client: Callable[[], Client]
@@ -45,6 +46,7 @@ class Configuration:
     donate: bool = True
     versions: Versions = dataclasses.field(default_factory=Versions)
     compile_threads: int | None = None
+    make_tiers: Callable[[Client], LowerTiers | None] | None = None
 
 
 class Runtime:
@@ -121,8 +123,12 @@ class Runtime:
         self.configuration = configuration
         self.allow_fallback = configuration.allow_fallback
         self.donating = configuration.donate
-        self.cache = CompileCache(threads=configuration.compile_threads)
+        self.cache = CompileCache(self._make_tiers, configuration.compile_threads)
         atexit.register(self._shut_down, os.getpid())
+
+    def _make_tiers(self) -> LowerTiers | None:
+        make = self.configuration.make_tiers if self.configuration is not None else None
+        return make(self.client) if make is not None else None
 
     def _shut_down(self, process: int) -> None:
         if os.getpid() == process:
@@ -135,6 +141,7 @@ class Runtime:
             self._pid = os.getpid()
             self._client = client
             self.forget_executables()
+            self.cache.forget_client(self._make_tiers)
             return old
 
     def forget_executables(self) -> None:

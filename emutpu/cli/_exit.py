@@ -13,6 +13,7 @@ class EmulatorExit(enum.IntEnum):
     INTERNAL = 70
     PROGRAM_NOT_STARTED = 71
     REPORT_NOT_WRITTEN = 73
+    CACHE_UNUSABLE = 74
     FORBIDDEN = 77
 
 
