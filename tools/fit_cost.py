@@ -49,7 +49,6 @@ PER_CHIP = ("bandwidth", "peak", "stream", "launch", "mxu")
 # Where a search starts: datasheet rates for the chip, and round multiples of the time that 4 KiB take.
 PRIORS = {"reduce": 1.0, "plain": 2.0, "plain_read": 1.0, "plain_16": 0.5, "turn": 3.0, "result": 1.5, "kept": 0.5,
           "scan": 0.3, "operation": 0.05, "transcendental": 0.1}  # fmt: skip
-DATASHEET = {"v5e": (819e9, 197e12), "v6e": (1638e9, 918e12), "v5p": (2765e9, 459e12), "v7": (3690e9, 1153.5e12)}
 STEPS = (0.7, 0.85, 0.93, 0.98, 1.02, 1.07, 1.18, 1.4)
 ROUNDS = 2
 
@@ -119,11 +118,12 @@ def _loss(group: Sequence[Case], constants: Rates) -> float:
 def _prior(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {"chips": {}, "shared": dict(PRIORS)}
     for name, row in rows.items():
-        bandwidth, peak = DATASHEET[name]
+        table = chip(name)
+        bandwidth, peak = table.hbm_bandwidth / table.devices, table.bf16_flops / table.devices
         start = {
             "bandwidth": bandwidth,
             "peak": peak,
-            "stream": 1.2 * 4096 / (bandwidth / row["clock"]),
+            "stream": 1.2 * 4096 / (bandwidth / table.figure("clock_hz")),
             "launch": 2000.0,
         }
         made["chips"][name] = {**row, **start, "mxu": 1.05}
@@ -144,7 +144,7 @@ def fit(rows: Mapping[str, Mapping[str, Any]], group: Sequence[Case]) -> dict[st
 
 
 def _chip_loss(constants: Mapping[str, Any], name: str, members: Sequence[Case]) -> float:
-    return _loss(members, Rates.of(constants["chips"][name], constants["shared"]))
+    return _loss(members, Rates.of(chip(name), constants["chips"][name], constants["shared"]))
 
 
 def _descend(table: dict[str, Any], key: str, loss: Any) -> None:
@@ -160,7 +160,7 @@ def _descend(table: dict[str, Any], key: str, loss: Any) -> None:
 
 def score(case: Case, constants: Mapping[str, Any]) -> Score:
     """How the constants do on one case."""
-    cost = _evaluate(case, Rates.of(constants["chips"][case.chip], constants["shared"]))
+    cost = _evaluate(case, Rates.of(chip(case.chip), constants["chips"][case.chip], constants["shared"]))
 
     def ratio(modelled: float, name: str) -> float | None:
         truth = case.truth[name]

@@ -59,9 +59,10 @@ class Rates:
     derived: str = ""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], shared: Mapping[str, float]) -> Rates:
-        """From a chip's row and the shared multiples of its ``stream``."""
-        return cls(**row, **{name: value * row["stream"] for name, value in shared.items()})
+    def of(cls, chip: Chip, row: Mapping[str, Any], shared: Mapping[str, float]) -> Rates:
+        """From the chip's table, its row of constants, and the shared multiples of the row's ``stream``."""
+        figures = {"side": chip.figure("mxu_side"), "vmem": chip.figure("vmem_bytes"), "clock": chip.figure("clock_hz")}
+        return cls(**figures, **row, **{name: value * row["stream"] for name, value in shared.items()})
 
     @property
     def matrix_bytes(self) -> float:
@@ -91,19 +92,21 @@ def rates(chip: Chip) -> Rates:
     """The constants of ``chip``. Raises ValueError for a chip that neither the data nor a relative covers."""
     rows, shared = _document()["chips"], _document()["shared"]
     if chip.name in rows:
-        return Rates.of(rows[chip.name], shared)
+        return Rates.of(chip, rows[chip.name], shared)
     relative = _RELATIVES.get(chip.name)
     if relative is None:
         raise ValueError(f"the cost model has no constants for chip {chip.name!r}: it knows {', '.join(rows)}")
-    row = Rates.of(rows[relative], shared)
-    scale = chip.bf16_flops / chip.devices / row.peak
-    bandwidth = getattr(chip, "hbm_bandwidth", None)
-    own = float(bandwidth) / chip.devices if bandwidth else row.bandwidth * scale
+    row = Rates.of(chip, rows[relative], shared)
+    peak, bandwidth = chip.bf16_flops / chip.devices, float(chip.figure("hbm_bandwidth")) / chip.devices
+    slower = (row.bandwidth / row.clock) / (bandwidth / row.clock)
+    per_byte = {name: getattr(row, name) * slower for name in ("stream", *shared)}
     return dataclasses.replace(
         row,
-        peak=chip.bf16_flops / chip.devices,
-        bandwidth=own,
-        derived=f"{chip.name}: no compiler estimates exist for this chip; constants of {relative} with its own peak",
+        peak=peak,
+        bandwidth=bandwidth,
+        arrays=max(1, round(peak / (2 * row.side**2 * row.clock))),
+        **per_byte,
+        derived=f"{chip.name}: the compiler's estimates do not cover this chip; its own rates with the habits of {relative}",
     )
 
 
