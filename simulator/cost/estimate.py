@@ -121,7 +121,9 @@ class Model:
 
     def run(self, graph: Graph) -> Estimate:
         graph = simplify(graph, vector_products=self.rates.vector_products)
-        return self.cost(graph, [kernel for kernel in fuse(graph) if not memory.is_bitcast(kernel)])
+        return self.cost(
+            graph, [kernel for kernel in fuse(graph, chains=self.rates.chains) if not memory.is_bitcast(kernel)]
+        )
 
     def cost(self, graph: Graph, kernels: list[Kernel]) -> Estimate:
         """The estimate of a fused graph."""
@@ -159,6 +161,8 @@ class Model:
     def _traffic(self, kernel: Kernel, outputs: set[int]) -> memory.Traffic:
         around = copies(kernel, outputs, self.rates)
         read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
+        if kernel.rows:
+            read_bytes *= 2
         return memory.Traffic(read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels)
 
     def _part(self, kernel: Kernel, moved: memory.Traffic, spent: Cycles, placement: Placement) -> _Part:

@@ -22,7 +22,7 @@ _RELATIVES = {"v4": "v5p", "v8i": "v7", "v8t": "v7"}
 class Rates:
     """Of one device. ``bandwidth`` byte/s and ``peak`` FLOP/s of the compiler's roofline; ``arrays`` of ``side`` x ``side``
     multipliers and ``clock`` Hz; ``vmem`` bytes, of which values may take ``vmem_share``. ``native_bf16``: the VPU computes
-    in bf16; ``recomputes_scores``: a softmax kernel computes its product twice; ``vector_products``: a product with a
+    in bf16; ``recomputes_scores``: a softmax kernel computes its product twice; ``chains``: two products in a row may share a kernel; ``vector_products``: a product with a
     vector runs on the VPU; ``copy_transfers``: how often a relayout of a running sum counts its bytes.
 
     Cycles: ``launch`` per kernel; ``stream`` per 4 KiB that a fused loop moves; ``mxu`` over the ideal of a product. The
@@ -42,6 +42,7 @@ class Rates:
     native_bf16: bool
     recomputes_scores: bool
     vector_products: bool
+    chains: bool
     copy_transfers: int
     stream: float
     launch: float
