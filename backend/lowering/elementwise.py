@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Number, Value
 from emutpu.backend.lowering._registry import LOWERINGS, Context, Emit, lowering, lowerings
 from emutpu.backend.lowering.pointwise import FLOAT, SAME, elementwise, trunc
@@ -292,6 +293,32 @@ lowerings(
     beyond=True,
 )
 lowering("heaviside(Tensor self, Tensor values) -> Tensor", beyond=True)(elementwise(SAME, _heaviside, "self values"))
+
+
+@lowering("linalg_cross(Tensor self, Tensor other, *, int dim=-1) -> Tensor", beyond=True)
+def _cross(cx: Context, x: Value, y: Value, dim: int) -> Value:
+    """The vector product of three-element vectors along ``dim``."""
+    spec = cx.output
+    axis = dim % len(spec.size)
+    x, y = (v.convert(spec.dtype).broadcast(spec.size) for v in (x, y))
+
+    def turned(v: Value, by: int) -> Value:
+        pieces = [v.slice_dim(axis, by, 3), v.slice_dim(axis, 0, by)]
+        return cx.builder.concatenate(pieces, axis)
+
+    if 0 in spec.size:
+        return x
+    return turned(x, 1) * turned(y, 2) - turned(x, 2) * turned(y, 1)
+
+
+@lowering("trace(Tensor self) -> Tensor", beyond=True)
+def _trace(cx: Context, x: Value) -> Value:
+    """The sum of the diagonal."""
+    work = x.convert(opmath(cx.output.dtype))
+    if not x.numel:
+        return cx.builder.full(0, (), cx.output.dtype)
+    rows, columns = (cx.builder.iota(x.shape, dim, torch.int32) for dim in range(2))
+    return _select(rows.eq(columns), work, 0).sum([0, 1]).convert(cx.output.dtype)
 
 
 # ------------------------------------------------------------------------------------------------ polynomials

@@ -83,11 +83,11 @@ def _target(names: Iterable[str]) -> Target:
 
 
 def _core() -> Iterator[str]:
-    """The overloads that PyTorch tags as core ATen."""
-    for base in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, base)
-        if not isinstance(packet, torch._ops.OpOverloadPacket):
+    """The overloads that PyTorch tags as core ATen. Listed by the dispatcher: ``dir(torch.ops.aten)`` knows what was used."""
+    for qualified in torch._C._dispatch_get_all_op_names():
+        base, _, variant = qualified.removeprefix("aten::").partition(".")
+        if not qualified.startswith("aten::") or not hasattr(torch.ops.aten, base):
             continue
-        for variant in packet.overloads():
-            if torch.Tag.core in getattr(packet, variant).tags:
-                yield base if variant == "default" else f"{base}.{variant}"
+        packet = getattr(torch.ops.aten, base)
+        if torch.Tag.core in getattr(packet, variant or "default").tags:
+            yield f"{base}.{variant}" if variant else base
