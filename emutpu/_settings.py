@@ -95,6 +95,7 @@ class Settings:
     debug_checks: bool
     disable_inplace_buffer_donation: bool
     allow_legacy_device_apis: bool
+    detect_repeated_ops: str
     visible_devices: tuple[int, ...] | None
 
 
@@ -115,6 +116,11 @@ def _one_of(accepted: tuple[str, ...]) -> Callable[[str], str]:
         return word
 
     return parse
+
+
+def _repeats(text: str) -> str:
+    word = text.lower()
+    return word if word in ("safe", "aggressive") else "off"
 
 
 def _path(text: str) -> str:
@@ -171,6 +177,14 @@ VARIABLES: tuple[Variable, ...] = (
         "TORCH_TPU_ALLOW_LEGACY_DEVICE_APIS",
         "allow_legacy_device_apis",
         "internal functions of torch.tpu warn instead of raising",
+    ),
+    Variable(
+        "TORCH_TPU_INTERNAL_DETECT_REPEATED_OPS",
+        "detect_repeated_ops",
+        _repeats,
+        "safe",
+        "safe, aggressive, or anything else for off",
+        "what DEFER_AND_FUSE does when ops repeat themselves: cut as a read would, launch all as one region, nothing",
     ),
     Variable(
         "TPU_VISIBLE_DEVICES",
