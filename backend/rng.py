@@ -34,6 +34,8 @@ class TpuGenerator(torch.Generator):
 
     _seed: int
     _offset: int
+    seeded: bool
+    """Whether the program chose the seed."""
 
     def __new__(cls, device: Any = None) -> Self:  # noqa: ARG004  # __init__ takes it
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]  # the stub has no __new__
@@ -41,6 +43,7 @@ class TpuGenerator(torch.Generator):
     def __init__(self, device: Any = None) -> None:
         self._seed = secrets.randbits(63)
         self._offset = 0
+        self.seeded = False
         _by_address[_address(self)] = self
 
     @property
@@ -50,10 +53,12 @@ class TpuGenerator(torch.Generator):
     def manual_seed(self, seed: int) -> TpuGenerator:
         self._seed = seed & _MASK
         self._offset = 0
+        self.seeded = True
         return self
 
     def seed(self) -> int:
         self.manual_seed(secrets.randbits(63))
+        self.seeded = False
         return self._seed
 
     def initial_seed(self) -> int:

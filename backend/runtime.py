@@ -29,7 +29,7 @@ FORK_MESSAGE = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Configuration:
-    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed."""
+    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed, whose bugs."""
 
     make_client: Callable[[], Client]
     chip: str
@@ -37,6 +37,7 @@ class Configuration:
     allow_fallback: bool = False
     beyond: bool = False
     donate: bool = True
+    quirks: str | None = None
 
 
 class Runtime:

@@ -126,6 +126,7 @@ def _activate(settings: _settings.Settings) -> None:
             allow_fallback=settings.allow_fallback,
             beyond=settings.beyond,
             donate=not settings.disable_inplace_buffer_donation,
+            quirks=settings.quirks,
         )
     )
     mode = options.EagerMode.DEFER_NEVER

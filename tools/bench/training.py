@@ -98,9 +98,31 @@ def _resnet18(device: str) -> Callable[[], Any]:
     return step
 
 
-def _resnet18_host(plan: Plan) -> Measurement:
+def _bert(device: str) -> Callable[[], Any]:
+    """One step of a two-layer BERT classifier on four sentences of 16 tokens, AdamW. The loss is not read."""
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128
+    )
+    model: nn.Module = transformers.BertForSequenceClassification(config)
+    model = model.to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    ids = torch.ones(4, 16, dtype=torch.int64).to(device)
+    mask, labels = torch.ones_like(ids), torch.zeros(4, dtype=torch.int64).to(device)
+
+    def step() -> None:
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _resnet18_host(plan: Plan, make: Callable[[str], Callable[[], Any]] = _resnet18) -> Measurement:
     """Beside a one-element add on the CPU, which tells how fast this machine runs right now."""
-    step, host = _resnet18("tpu"), torch.ones(1)
+    step, host = make("tpu"), torch.ones(1)
     for _ in range(2):
         step()
     launches = _launches(step)
@@ -154,5 +176,17 @@ CASES = (
         Bounded.VALUE,
         {"EMUTPU_CLIENT": "dry_run"},
         calls=20,
+    ),
+    Case(
+        "bert_host",
+        "host time per launch of a BERT training step, nothing computed",
+        "one-element add, CPU eager",
+        "us",
+        22.0,
+        functools.partial(_resnet18_host, make=_bert),
+        functools.partial(_bert, "tpu"),
+        Bounded.VALUE,
+        {"EMUTPU_CLIENT": "dry_run"},
+        calls=40,
     ),
 )
