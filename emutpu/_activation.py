@@ -236,6 +236,7 @@ def _activate(settings: _settings.Settings) -> None:
             compile_threads=settings.compile_threads or default_threads(settings.nproc),
             make_tiers=make_tiers,
             repeats=settings.detect_repeated_ops,
+            quirks=settings.quirks,
         )
     )
     mode = options.EagerMode.DEFER_NEVER
