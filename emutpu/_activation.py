@@ -182,7 +182,12 @@ def _activate(settings: _settings.Settings) -> None:
     def make_client() -> Client:
         from emutpu.simulator.clients import make_client
 
-        return make_client(settings.client, process_topology(settings))
+        client = make_client(settings.client, process_topology(settings))
+        if settings.record_modules is not None:
+            from emutpu._modules import RecordingClient
+
+            return RecordingClient(client, settings.record_modules)
+        return client
 
     def banner() -> None:
         _say(f"emutpu: emulated {settings.topology or settings.chip}, not hardware")

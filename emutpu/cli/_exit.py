@@ -14,6 +14,7 @@ class EmulatorExit(enum.IntEnum):
     PROGRAM_NOT_STARTED = 71
     NO_NAMESPACE = 72
     REPORT_NOT_WRITTEN = 73
+    NO_COMPILER = 74
     FORBIDDEN = 77
 
 
