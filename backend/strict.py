@@ -13,7 +13,7 @@ from emutpu.backend.cell import Layout, layout_of
 from emutpu.backend.dtypes import check_supported, dtype_name, torch_dtype
 from emutpu.backend.errors import describe, launch_failure, op_label
 from emutpu.backend.hlo import Builder, Value
-from emutpu.backend.keys import Key, fingerprint
+from emutpu.backend.keys import Key
 from emutpu.backend.location import capture
 from emutpu.backend.lowering._registry import Context, Lowering, OutputSpec
 from emutpu.backend.options import EagerMode, Options
@@ -129,7 +129,10 @@ def miss(signature: Signature, options: Options, values: tuple[Any, ...], donate
     origin = (signature.name, *capture())
     try:
         executable = runtime().cache.get(
-            logical, lambda: runtime().client.compile(module.build(), options.compile_options)
+            logical,
+            lambda: runtime().client.compile(module.build(), options.compile_options),
+            options.compile_options,
+            module.build,
         )
     except PjrtError as error:
         raise launch_failure(error, origin) from error
@@ -295,8 +298,7 @@ class _Module:
         shared = self._shared_cells()
         if len(set(shared)) != len(shared):
             shapeless.append(f"shared={shared}")
-        options = self.options.canonical()
-        return Key(fingerprint(";".join(shapeless)), fingerprint(";".join(dimensions)), fingerprint(options))
+        return runtime().key(";".join(shapeless), ";".join(dimensions), self.options.canonical())
 
     # Module ----------------------------------------------------------------------------------------------
 

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from emutpu import _settings
 
 if TYPE_CHECKING:
+    from emutpu.backend.cache import LowerTiers
+    from emutpu.backend.cache_setup import TierSettings
     from emutpu.backend.pjrt import Client, Topology
     from emutpu.simulator.topology import Slice
 
-__all__ = ["attached_tpus", "emulated_tree", "is_emulated", "load", "process_topology"]
+__all__ = ["attached_tpus", "emulated_tree", "is_emulated", "load", "process_topology", "tier_settings"]
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"
@@ -171,9 +173,33 @@ def process_topology(settings: _settings.Settings, root: Path = Path("/")) -> To
         raise DeviceUnavailable(str(error)) from None
 
 
+def tier_settings(settings: _settings.Settings) -> TierSettings:
+    """The tiers of the compile cache that the environment asks for. Raises SettingError for an unusable secret."""
+    from emutpu.backend.cache_setup import TierSettings, secret_of
+
+    secret = None
+    if settings.cache_key is not None:
+        try:
+            secret = secret_of(settings.cache_key)
+        except ValueError as error:
+            raise _settings.SettingError("EMUTPU_CACHE_KEY", "***", str(error)) from error
+    return TierSettings(
+        tier2=settings.tier2_cache,
+        tier3=settings.tier3_cache_root,
+        world_size=settings.world_size,
+        backup=settings.tier3_local_backup,
+        read_only=settings.cache_readonly,
+        cap=settings.cache_max_bytes,
+        secret=secret,
+        fallback=None if settings.cache_dir is None else Path(settings.cache_dir),
+    )
+
+
 def _activate(settings: _settings.Settings) -> None:
     from emutpu import _tpu
     from emutpu.backend import options, registration
+    from emutpu.backend.compile_pool import default_threads
+    from emutpu.backend.keys import Versions
     from emutpu.backend.runtime import Configuration, runtime
 
     if settings.topology is not None:
@@ -182,12 +208,23 @@ def _activate(settings: _settings.Settings) -> None:
     def make_client() -> Client:
         from emutpu.simulator.clients import make_client
 
-        client = make_client(settings.client, process_topology(settings))
+        client = make_client(settings.client, process_topology(settings), cpu_target=settings.cpu_target)
         if settings.record_modules is not None:
             from emutpu._modules import RecordingClient
 
             return RecordingClient(client, settings.record_modules)
         return client
+
+    versions = Versions(settings.binary_version, settings.pjrt_version)
+    tiers = tier_settings(settings)
+
+    def make_tiers(client: Client) -> LowerTiers | None:
+        import torch
+
+        from emutpu.backend.cache_setup import make_tiers
+        from emutpu.backend.keys import binary_fingerprint
+
+        return make_tiers(tiers, client, lambda: binary_fingerprint(client.fingerprint(), versions, torch.__version__))
 
     def banner() -> None:
         _say(f"emutpu: emulated {settings.topology or settings.chip}, not hardware")
@@ -200,6 +237,9 @@ def _activate(settings: _settings.Settings) -> None:
             allow_fallback=settings.allow_fallback,
             beyond=settings.beyond,
             donate=not settings.disable_inplace_buffer_donation,
+            versions=versions,
+            compile_threads=settings.compile_threads or default_threads(settings.nproc),
+            make_tiers=make_tiers,
         )
     )
     mode = options.EagerMode.DEFER_NEVER

@@ -36,6 +36,7 @@ CHIPS = ("v4", "v5e", "v5p", "v6e", "v7", "v8i", "v8t", NO_CHIP)
 CLIENTS = ("cpu", "interpreter", "dry_run")
 PRECISIONS = ("default", "high", "highest")
 QUIRKS = ("0.2.0",)
+CPU_TARGETS = ("native", "x86-64-v2", "x86-64-v3", "x86-64-v4")
 
 _SLICE = re.compile(r"(?:\d+x)?[a-z][a-z0-9]*-\d+(?:x\d+){0,2}")
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
@@ -56,7 +57,8 @@ class SettingError(ValueError):
 class Variable:
     """One environment variable. ``parse`` raises ValueError for a value that is not ``accepted``.
 
-    A ``lenient`` variable falls back to ``default`` instead, as TorchTPU does. The empty string counts as unset.
+    A ``lenient`` variable falls back to ``default`` instead, as TorchTPU does. The empty string counts as unset. The value
+    of a ``secret`` one is never shown.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Variable:
     accepted: str
     meaning: str
     lenient: bool = False
+    secret: bool = False
 
     def value_in(self, environment: Mapping[str, str]) -> Any:
         """The parsed value in ``environment``, or the default. Raises SettingError for a bad value."""
@@ -77,7 +80,12 @@ class Variable:
         except ValueError:
             if self.lenient:
                 return self.default
-            raise SettingError(self.name, text, self.accepted) from None
+            raise SettingError(self.name, "***" if self.secret else text, self.accepted) from None
+
+    def shown_in(self, environment: Mapping[str, str]) -> str | None:
+        """The text in ``environment`` for a report, None where it is unset."""
+        text = environment.get(self.name)
+        return "***" if self.secret and text else text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +99,14 @@ class Settings:
     quirks: str | None
     precision: str | None
     allow_fallback: bool
+    cpu_target: str | None
     cache_dir: str | None
+    cache_key: str | None
+    cache_max_bytes: int
+    cache_readonly: bool
+    compile_threads: int | None
+    binary_version: int
+    pjrt_version: str
     report: str | None
     launch_blocking: bool
     defer_and_fuse: bool
@@ -108,6 +123,11 @@ class Settings:
     host_bounds: tuple[int, ...] | None
     process_addresses: tuple[str, ...] | None
     task_id: int | None
+    tier2_cache: str | None
+    tier3_cache_root: str | None
+    tier3_local_backup: bool
+    world_size: int
+    nproc: int | None
 
 
 def _flag(text: str) -> bool:
@@ -165,6 +185,35 @@ def _slice_name(text: str) -> str:
     return word
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def _bytes(text: str) -> int:
+    """``536870912``, ``512M``, ``512MiB`` …: powers of 1024."""
+    found = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None or not int(found[1]):
+        raise ValueError(text)
+    return int(found[1]) << _UNITS[found[2].upper()]
+
+
+def _cache_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", text):
+        raise ValueError(text)
+    return text
+
+
+def _root(text: str) -> str:
+    """A URL as it is, a directory as an absolute path."""
+    return text if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) else _path(text)
+
+
 def _own_flag(suffix: str, meaning: str) -> Variable:
     return Variable(PREFIX + suffix, suffix.lower(), _flag, False, "0 or 1", meaning)
 
@@ -192,7 +241,57 @@ VARIABLES: tuple[Variable, ...] = (
     _own_choice("QUIRKS", QUIRKS, None, "reproduce the known bugs of this TorchTPU release"),
     _own_choice("PRECISION", PRECISIONS, None, "float32 matmul precision at start, as torch.tpu.Precision names it"),
     _own_flag("ALLOW_FALLBACK", "run ops that are not implemented on the CPU, counted with their line"),
-    Variable("EMUTPU_CACHE_DIR", "cache_dir", _path, None, "a directory", "directory of persistent caches"),
+    _own_choice(
+        "CPU_TARGET",
+        CPU_TARGETS,
+        None,
+        "compile for this baseline instead of this host's CPU, for fleets that share a cache",
+    ),
+    Variable(
+        "EMUTPU_CACHE_DIR",
+        "cache_dir",
+        _path,
+        None,
+        "a directory",
+        "where the shared-memory cache lives on a host without shared memory",
+    ),
+    Variable(
+        "EMUTPU_CACHE_KEY",
+        "cache_key",
+        str,
+        None,
+        "a secret of at least 16 bytes, or '@' and the file that holds it",
+        "signs the entries of the persistent cache; a remote one needs it",
+        secret=True,
+    ),
+    Variable(
+        "EMUTPU_CACHE_MAX_BYTES",
+        "cache_max_bytes",
+        _bytes,
+        2 << 30,
+        "bytes, such as 536870912 or 512M",
+        "size of each directory of executables; beyond it the least recently used go",
+    ),
+    _own_flag("CACHE_READONLY", "load executables from shared caches, and write nothing to them"),
+    Variable(
+        "EMUTPU_COMPILE_THREADS",
+        "compile_threads",
+        _positive,
+        None,
+        "a positive number",
+        "threads of the compile pool, as --torch_tpu_internal_num_compilation_threads",
+    ),
+    Variable(
+        "EMUTPU_BINARY_VERSION",
+        "binary_version",
+        _positive,
+        5,
+        "a positive number",
+        "TorchTPU's binary version in cache keys",
+    ),
+    Variable(
+        "EMUTPU_PJRT_VERSION", "pjrt_version", str, "0.0.52", "a version", "the PJRT plugin's version in cache keys"
+    ),
     Variable(
         "EMUTPU_REPORT",
         "report",
@@ -259,6 +358,41 @@ VARIABLES: tuple[Variable, ...] = (
         "one address per process; only their number matters here",
     ),
     Variable("CLOUD_TPU_TASK_ID", "task_id", _natural, None, "a number from 0", "this process's place in the grid"),
+    Variable(
+        "TORCH_TPU_TIER2_COMPILATION_CACHE",
+        "tier2_cache",
+        _cache_name,
+        None,
+        "a name of letters, digits, '.', '_' and '-', or 'disabled'",
+        "the shared-memory cache of executables; unset: 'default' with several processes or a persistent cache",
+    ),
+    Variable(
+        "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT",
+        "tier3_cache_root",
+        _root,
+        None,
+        "a directory or a URL of fsspec",
+        "the persistent cache of executables",
+    ),
+    Variable(
+        "TORCH_TPU_INTERNAL_TIER3_COMPILATION_CACHE_LOCAL_BACKUP_TASK",
+        "tier3_local_backup",
+        _flag,
+        True,
+        "0 or 1",
+        "compile locally when a remote persistent cache is slow to answer",
+        lenient=True,
+    ),
+    Variable("WORLD_SIZE", "world_size", _positive, 1, "a positive number", "processes of the program", lenient=True),
+    Variable(
+        "NPROC",
+        "nproc",
+        _positive,
+        None,
+        "a positive number",
+        "sizes the compile pool, four threads each",
+        lenient=True,
+    ),
 )
 
 

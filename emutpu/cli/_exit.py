@@ -14,7 +14,8 @@ class EmulatorExit(enum.IntEnum):
     PROGRAM_NOT_STARTED = 71
     NO_NAMESPACE = 72
     REPORT_NOT_WRITTEN = 73
-    NO_COMPILER = 74
+    CACHE_UNUSABLE = 74
+    NO_COMPILER = 75
     FORBIDDEN = 77
 
 

@@ -85,6 +85,8 @@ def _run_program(arguments: list[str], folder: Path, chip: str, dry_run: bool, q
     from emutpu.cli._launch import launch
 
     environment = {"EMUTPU_CHIP": chip, "EMUTPU_TOPOLOGY": "", "EMUTPU_RECORD_MODULES": str(folder)}
+    # A program that finds its executables in a cache compiles nothing that could be written down.
+    environment |= {"TORCH_TPU_TIER2_COMPILATION_CACHE": "disabled", "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT": ""}
     environment |= {"EMUTPU_CLIENT": "dry_run"} if dry_run else {}
     return launch(arguments, environment, stdout_to_stderr=quiet).exit_code
 
