@@ -208,7 +208,12 @@ def _activate(settings: _settings.Settings) -> None:
     def make_client() -> Client:
         from emutpu.simulator.clients import make_client
 
-        return make_client(settings.client, process_topology(settings), cpu_target=settings.cpu_target)
+        client = make_client(settings.client, process_topology(settings), cpu_target=settings.cpu_target)
+        if settings.record_modules is not None:
+            from emutpu._modules import RecordingClient
+
+            return RecordingClient(client, settings.record_modules)
+        return client
 
     versions = Versions(settings.binary_version, settings.pjrt_version)
     tiers = tier_settings(settings)
