@@ -23,6 +23,7 @@ __all__ = [
     "Settings",
     "Variable",
     "changed_since_read",
+    "chip_of",
     "read",
     "reload",
     "settings",
@@ -31,12 +32,13 @@ __all__ = [
 
 PREFIX = "EMUTPU_"
 NO_CHIP = "none"
-CHIPS = ("v4", "v5e", "v5p", "v6e", "v7", NO_CHIP)
+CHIPS = ("v4", "v5e", "v5p", "v6e", "v7", "v8i", "v8t", NO_CHIP)
 CLIENTS = ("cpu", "interpreter", "dry_run")
 PRECISIONS = ("default", "high", "highest")
 QUIRKS = ("0.2.0",)
 CPU_TARGETS = ("native", "x86-64-v2", "x86-64-v3", "x86-64-v4")
 
+_SLICE = re.compile(r"(?:\d+x)?[a-z][a-z0-9]*-\d+(?:x\d+){0,2}")
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE = frozenset({"0", "false", "f", "no", "n", "off"})
 
@@ -111,7 +113,15 @@ class Settings:
     debug_checks: bool
     disable_inplace_buffer_donation: bool
     allow_legacy_device_apis: bool
+    topology: str | None
     visible_devices: tuple[int, ...] | None
+    visible_chips: tuple[int, ...] | None
+    chips_per_process_bounds: tuple[int, ...] | None
+    chips_per_host_bounds: tuple[int, ...] | None
+    process_bounds: tuple[int, ...] | None
+    host_bounds: tuple[int, ...] | None
+    process_addresses: tuple[str, ...] | None
+    task_id: int | None
     tier2_cache: str | None
     tier3_cache_root: str | None
     tier3_local_backup: bool
@@ -149,6 +159,29 @@ def _indices(text: str) -> tuple[int, ...]:
     return found
 
 
+def _bounds(text: str) -> tuple[int, ...]:
+    found = tuple(int(part) for part in text.split(","))
+    if len(found) not in (3, 4) or min(found) < 1:
+        raise ValueError(text)
+    return found
+
+
+def _natural(text: str) -> int:
+    if int(text) < 0:
+        raise ValueError(text)
+    return int(text)
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _slice_name(text: str) -> str:
+    """A name of the right form; whether there is such a slice is the simulator's to say."""
+    word = text.lower()
+    if not _SLICE.fullmatch(word) or chip_of(word) not in CHIPS or chip_of(word) == NO_CHIP:
+        raise ValueError(text)
+    return word
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -186,6 +219,11 @@ def _own_choice(suffix: str, accepted: tuple[str, ...], default: str | None, mea
     return Variable(
         PREFIX + suffix, suffix.lower(), _one_of(accepted), default, "one of " + ", ".join(accepted), meaning
     )
+
+
+def _bounds_variable(name: str, meaning: str) -> Variable:
+    field = name.removeprefix("TPU_").lower()
+    return Variable(name, field, _bounds, None, "three or four positive numbers, such as 2,2,1", meaning)
 
 
 def _torchtpu_flag(name: str, field: str, meaning: str) -> Variable:
@@ -273,14 +311,42 @@ VARIABLES: tuple[Variable, ...] = (
         "internal functions of torch.tpu warn instead of raising",
     ),
     Variable(
+        "EMUTPU_TOPOLOGY",
+        "topology",
+        _slice_name,
+        None,
+        "CHIP-SIZE, such as v5e-8",
+        "the emulated slice, which implies the chip; one chip when unset",
+    ),
+    Variable(
         "TPU_VISIBLE_DEVICES",
         "visible_devices",
         _indices,
         None,
         "distinct device numbers, separated by commas",
-        "the chips that this process may use; all when unset",
+        "the devices of its host that this process may use; all when unset",
     ),
     Variable(
+        "TPU_VISIBLE_CHIPS",
+        "visible_chips",
+        _indices,
+        None,
+        "distinct chip numbers, separated by commas",
+        "the same in chips; TPU_VISIBLE_DEVICES wins",
+    ),
+    _bounds_variable("TPU_CHIPS_PER_PROCESS_BOUNDS", "the box of chips of this process"),
+    _bounds_variable("TPU_CHIPS_PER_HOST_BOUNDS", "older name of TPU_CHIPS_PER_PROCESS_BOUNDS"),
+    _bounds_variable("TPU_PROCESS_BOUNDS", "the grid of processes"),
+    _bounds_variable("TPU_HOST_BOUNDS", "older name of TPU_PROCESS_BOUNDS"),
+    Variable(
+        "TPU_PROCESS_ADDRESSES",
+        "process_addresses",
+        _addresses,
+        None,
+        "host:port, separated by commas",
+        "one address per process; only their number matters here",
+    ),
+    Variable("CLOUD_TPU_TASK_ID", "task_id", _natural, None, "a number from 0", "this process's place in the grid"),
         "TORCH_TPU_TIER2_COMPILATION_CACHE",
         "tier2_cache",
         _cache_name,
@@ -319,8 +385,20 @@ VARIABLES: tuple[Variable, ...] = (
 
 
 def read(environment: Mapping[str, str]) -> Settings:
-    """Parse ``environment`` (not cached). Raises SettingError for a bad value."""
-    return Settings(**{variable.field: variable.value_in(environment) for variable in VARIABLES})
+    """Parse ``environment`` (not cached). Raises SettingError for a bad value, and for a chip that is not the slice's."""
+    values = {variable.field: variable.value_in(environment) for variable in VARIABLES}
+    if values["topology"] is not None:
+        chip = chip_of(values["topology"])
+        given = environment.get("EMUTPU_CHIP", "").strip()
+        if given and values["chip"] != chip:
+            raise SettingError("EMUTPU_CHIP", given, f"{chip}, the chip of EMUTPU_TOPOLOGY={values['topology']}")
+        values["chip"] = chip
+    return Settings(**values)
+
+
+def chip_of(topology: str) -> str:
+    """The chip in the name of a slice: ``v5e`` of ``2xv5e-16``."""
+    return topology.rpartition("-")[0].rpartition("x")[2]
 
 
 @functools.cache
