@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from emutpu import _facts as facts
 from emutpu.backend.metadata import KERNELS
 from emutpu.backend.runtime import runtime
 
@@ -21,6 +22,16 @@ __all__ = ["activate", "kernel", "load", "loaded", "registered"]
 
 DEVICE_NAME = "tpu"
 _KEY = "PrivateUse1"
+
+
+# out= overloads whose functional form, or whose name, is another.
+_OUT_OF = {
+    "_native_batch_norm_legit.out": "_native_batch_norm_legit",
+    "adaptive_avg_pool2d.out": "_adaptive_avg_pool2d",
+    "adaptive_avg_pool3d.out": "_adaptive_avg_pool3d",
+    "adaptive_avg_pool3d_backward.grad_input": "_adaptive_avg_pool3d_backward",
+    "conj_physical.out": "_conj_physical",
+}
 
 
 class _Registrations:
@@ -114,14 +125,18 @@ def load() -> None:
         if _Registrations.loaded:
             return
         from emutpu.backend import data_dependent, direct
+        from emutpu.backend.kernels import out_kernel
         from emutpu.backend.lowering import LOWERINGS
 
         assert _Registrations.library is not None, "activate() first"
         configuration = runtime().configuration
         beyond = configuration is not None and configuration.beyond
+        lacking = frozenset() if beyond else frozenset(facts.read("torchtpu_missing_overloads.txt"))
         for row in LOWERINGS.values():
             if beyond or not row.beyond:
-                _register_row(row)
+                _register_row(row, lacking)
+        for name, functional in _OUT_OF.items():
+            _register(name, out_kernel(overload(functional), overload(name)), overload(name))
         for name, function in direct.KERNELS.items():
             if beyond or name not in data_dependent.BEYOND:
                 _register(name, function, function)
@@ -143,7 +158,8 @@ def _register(name: str, function: Callable[..., Any], described: Any) -> None:
     _registered[name] = described
 
 
-def _register_row(row: Any) -> None:
+def _register_row(row: Any, lacking: frozenset[str]) -> None:
+    """A row and what is derived from it, but for the ``lacking`` overloads, which the device has not."""
     from emutpu.backend.kernels import Kernel, out_kernel
 
     op = overload(row.name)
@@ -162,6 +178,8 @@ def _register_row(row: Any) -> None:
         return
     for derived in _derived(op):
         name = overload_name(derived)
+        if name in lacking:
+            continue
         if any(a.is_out for a in derived._schema.arguments):
             _register(name, out_kernel(op, derived), derived)
         else:

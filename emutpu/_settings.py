@@ -182,6 +182,8 @@ def _slice_name(text: str) -> str:
     if not _SLICE.fullmatch(word) or chip_of(word) not in CHIPS or chip_of(word) == NO_CHIP:
         raise ValueError(text)
     return word
+
+
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -347,6 +349,7 @@ VARIABLES: tuple[Variable, ...] = (
         "one address per process; only their number matters here",
     ),
     Variable("CLOUD_TPU_TASK_ID", "task_id", _natural, None, "a number from 0", "this process's place in the grid"),
+    Variable(
         "TORCH_TPU_TIER2_COMPILATION_CACHE",
         "tier2_cache",
         _cache_name,
