@@ -17,7 +17,7 @@ from emutpu.backend.keys import STEM, Key, Versions, binary_fingerprint, source_
 from emutpu.backend.options import EagerMode, Options, Precision
 from emutpu.backend.pjrt import CompileOptions, Effort
 from emutpu.backend.runtime import runtime
-from emutpu.backend.strict import _Module
+from emutpu.backend.strict import OpModule
 
 PARTS = ("shapeless", "dimensions", "options")
 
@@ -42,7 +42,7 @@ def key_of(op: str, *values: Any, options: Options | None = None, donate: bool =
     signature = kernels._kernels[op].signature
     arguments = {a.name: a.default_value if a.has_default_value() else None for a in signature.schema.arguments}
     arguments |= dict(zip(arguments, values, strict=False)) | named
-    return _Module(signature, options or Options(), arguments, donate).key()
+    return OpModule(signature, options or Options(), arguments, donate).key()
 
 
 def changed(before: Key, after: Key) -> set[str]:
