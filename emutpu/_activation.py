@@ -27,6 +27,7 @@ _GOOGLE = "0x1ae0"
 _ACCELERATOR_CLASS = "0x1200"
 _MARKER = "emutpu"
 _OLDEST_TORCH = (2, 13)
+_COMPILERS = ("backend", "simulator")
 
 
 class _State:
@@ -222,9 +223,15 @@ def _activate(settings: _settings.Settings) -> None:
         import torch
 
         from emutpu.backend.cache_setup import make_tiers
-        from emutpu.backend.keys import binary_fingerprint
+        from emutpu.backend.keys import binary_fingerprint, source_fingerprint
 
-        return make_tiers(tiers, client, lambda: binary_fingerprint(client.fingerprint(), versions, torch.__version__))
+        def binary() -> str:
+            folders = [Path(str(importlib.util.find_spec(f"emutpu.{name}").origin)).parent for name in _COMPILERS]  # type: ignore[union-attr]  # they are imported
+            return binary_fingerprint(
+                client.fingerprint(), versions, str(torch.__version__), source_fingerprint(*folders)
+            )
+
+        return make_tiers(tiers, client, binary)
 
     def banner() -> None:
         _say(f"emutpu: emulated {settings.topology or settings.chip}, not hardware")
