@@ -188,7 +188,8 @@ class Model:
     def _known(self, node: Node) -> None:
         if node.op in ELEMENTWISE or node.op in FREE or node.op in MOVEMENT or node.op in _KNOWN:
             return
-        self.assume(f"{node.op}: not modelled; counted as reading its operands and writing its results once")
+        name = f"{node.op} {node.attrs[0]}" if node.op == "custom_call" else node.op
+        self.assume(f"{name}: not modelled; counted as reading its operands and writing its results once")
 
     def _sum(self, graph: Graph, kernels: list[Kernel], parts: list[_Part], placement: Placement) -> Estimate:
         found = []
@@ -223,7 +224,8 @@ class Model:
                 traffic / self.rates.bandwidth / self.expected.bandwidth_efficiency,
                 part.cycles.vpu / self.rates.clock,
             )
-            ops = tuple(m.name for m in reversed(kernel.members.values()) if m.op not in FREE) or (kernel.key.name,)
+            ordered = sorted((m for m in kernel.members.values() if m.op not in FREE), key=lambda member: member.index)
+            ops = tuple(member.name for member in ordered) or (kernel.key.name,)
             fusions.append(
                 FusionCost(ops, part.flops, counted, seconds, _unit(kernel, part, self.rates), part.cycles.total)
             )

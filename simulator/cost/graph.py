@@ -59,7 +59,7 @@ _TOKEN = Spec((), "token", 0, 0, 0, -1, -1)
 class Node:
     """One value. ``op`` is the operation's name without its dialect; ``result`` nodes pick one of several results."""
 
-    __slots__ = ("attrs", "bodies", "inputs", "name", "op", "spec", "specs", "users", "value")
+    __slots__ = ("attrs", "bodies", "index", "inputs", "name", "op", "spec", "specs", "users", "value")
 
     def __init__(self, op: str, inputs: list[Node], spec: Spec, attrs: tuple[Any, ...] = ()) -> None:
         self.op = op
@@ -71,6 +71,7 @@ class Node:
         self.users: list[Node] = []
         self.bodies: tuple[Graph, ...] = ()
         self.value: float | None = None  # of a splat constant
+        self.index = 0  # position in the simplified graph
 
     def __repr__(self) -> str:
         return f"{self.op}:{'x'.join(map(str, self.spec.shape))}{self.spec.dtype}"
@@ -245,15 +246,17 @@ class _Reader:
         block = region.blocks[0]
         arguments = [Node("parameter", [], self.spec(v.type), (i,)) for i, v in enumerate(block.arguments)]
         nodes = list(arguments)
-        # What a region captures is, inside it, an argument that is already there.
-        outer = (
-            {value: Node("parameter", [], node.spec, (-1,)) for value, node in known.items()}
-            if _captures(block)
-            else {}
-        )
+        # What a region captures is, inside it, an argument that is already there, or the constant that it is.
+        outer = {value: _captured(node) for value, node in known.items()} if _captures(block) else {}
         outputs = self.block(block, arguments, nodes, outer, depth + 1)
         nodes[:0] = outer.values()
         return Graph(nodes, arguments, outputs)
+
+
+def _captured(node: Node) -> Node:
+    made = Node("parameter" if node.value is None else "constant", [], node.spec, (-1,))
+    made.value = node.value
+    return made
 
 
 _IMPURE = frozenset({"rng", "rng_bit_generator", "custom_call", "infeed", "outfeed", "send", "recv"})

@@ -69,8 +69,8 @@ def simplify(graph: Graph, *, vector_products: bool = True) -> Graph:
 
 def link(graph: Graph) -> None:
     """Set every node's ``users`` (one entry per user, however often it reads the node)."""
-    for node in graph.nodes:
-        node.users = []
+    for index, node in enumerate(graph.nodes):
+        node.users, node.index = [], index
     for node in graph.nodes:
         seen: set[int] = set()
         for source in node.inputs:
