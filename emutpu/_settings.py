@@ -113,7 +113,9 @@ class Settings:
     debug_checks: bool
     disable_inplace_buffer_donation: bool
     allow_legacy_device_apis: bool
+    record_modules: str | None
     topology: str | None
+    detect_repeated_ops: str
     visible_devices: tuple[int, ...] | None
     visible_chips: tuple[int, ...] | None
     chips_per_process_bounds: tuple[int, ...] | None
@@ -146,6 +148,11 @@ def _one_of(accepted: tuple[str, ...]) -> Callable[[str], str]:
         return word
 
     return parse
+
+
+def _repeats(text: str) -> str:
+    word = text.lower()
+    return word if word in ("safe", "aggressive") else "off"
 
 
 def _path(text: str) -> str:
@@ -313,12 +320,28 @@ VARIABLES: tuple[Variable, ...] = (
         "internal functions of torch.tpu warn instead of raising",
     ),
     Variable(
+        "EMUTPU_RECORD_MODULES",
+        "record_modules",
+        _path,
+        None,
+        "a directory",
+        "where every module that is compiled is written, with the line that made it",
+    ),
+    Variable(
         "EMUTPU_TOPOLOGY",
         "topology",
         _slice_name,
         None,
         "CHIP-SIZE, such as v5e-8",
         "the emulated slice, which implies the chip; one chip when unset",
+    ),
+    Variable(
+        "TORCH_TPU_INTERNAL_DETECT_REPEATED_OPS",
+        "detect_repeated_ops",
+        _repeats,
+        "safe",
+        "safe, aggressive, or anything else for off",
+        "what DEFER_AND_FUSE does when ops repeat themselves: cut as a read would, launch all as one region, nothing",
     ),
     Variable(
         "TPU_VISIBLE_DEVICES",
