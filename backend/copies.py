@@ -50,7 +50,7 @@ def _host_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tenso
 
 
 def _dense(tensor: torch.Tensor, reason: str) -> tuple[Buffer, Cell]:
-    """The tensor's own value as a buffer of its shape; a view that is not the whole cell is launched as a read."""
+    """The tensor's own value as a buffer of its elements; a view that is not the whole cell is launched as a read."""
     cell = cell_of(tensor)
     if cell is None:
         raise device_mismatch("aten._copy_from", "self", tensor)
@@ -58,8 +58,8 @@ def _dense(tensor: torch.Tensor, reason: str) -> tuple[Buffer, Cell]:
     plain = (
         tensor.storage_offset() == 0
         and tensor.dtype == layout.dtype
-        and tuple(tensor.shape) == layout.dims
-        and tensor.stride() == contiguous_strides(layout.dims)
+        and tensor.numel() == layout.numel
+        and tensor.is_contiguous()
         and not tensor.is_conj()
         and not tensor.is_neg()
     )

@@ -326,7 +326,7 @@ class OpModule:
             for name, described in self.tensors.items()
             if name not in signature.targets or signature.row.reads
             for tensor in _as_list(described)
-            if tensor is not None and not tensor.foreign and not self._plain(tensor)
+            if tensor is not None and not tensor.foreign and not self._plain(name, tensor)
         ]
         writes = [WRITE for t in self._target_tensors() if views.covering_layout(t.view, t.nbytes) is None]
         main = [display(signature.name)]
@@ -335,8 +335,10 @@ class OpModule:
         room = ["empty", WRITE] if any(spec is not None and spec.room for spec in self.outputs) else []
         return (*reads, *main, *room, *writes)
 
-    def _plain(self, tensor: _Tensor) -> bool:
+    def _plain(self, name: str, tensor: _Tensor) -> bool:
         view = tensor.view
+        if name == "indices" and view.offset == 0 and view.numel == tensor.layout.numel:
+            return _contiguous(view)  # a mask's positions, which the device's kernel finds itself
         spread = self.signature.name == "aten.copy_.default" and view.size != self._target_tensors()[0].view.size
         whole = view.offset == 0 and view.size == tensor.layout.dims and view.dtype == tensor.layout.dtype
         return whole and not spread and _contiguous(view)
