@@ -171,7 +171,7 @@ class Kernel:
 
     @property
     def calls(self) -> int:
-        return self._forgotten + sum(entry.calls for entry in self.entries.values())
+        return self._forgotten + sum(entry.calls for entry in list(self.entries.values()))  # others may be adding some
 
     def forget(self) -> None:
         self._forgotten, self._recorded = self.calls, self.recorded

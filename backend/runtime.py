@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 import sys
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING
 
 from emutpu.backend.cache import CompileCache
 from emutpu.backend.cell import MEMORY
+from emutpu.backend.keys import Key, Versions
 from emutpu.backend.location import capture, locate
 from emutpu.backend.options import LOCAL, EagerMode
 
 if TYPE_CHECKING:
+    from emutpu.backend.cache import LowerTiers
     from emutpu.backend.pjrt import Client
-    from emutpu.backend.statistics import Statistics
+    from emutpu.backend.statistics import Statistics, TierStatistics
 
 __all__ = ["Configuration", "Runtime", "runtime"]
 
@@ -29,7 +32,12 @@ FORK_MESSAGE = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Configuration:
-    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed."""
+    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed,
+    whose bugs.
+
+    ``versions`` are those of the emulated TorchTPU, in every key; ``compile_threads`` the size of the compile pool, None
+    for TorchTPU's own; ``make_tiers`` gives the tiers of the compile cache below the process, for a client.
+    """
 
     make_client: Callable[[], Client]
     chip: str
@@ -37,7 +45,11 @@ class Configuration:
     allow_fallback: bool = False
     beyond: bool = False
     donate: bool = True
+    versions: Versions = dataclasses.field(default_factory=Versions)
+    compile_threads: int | None = None
+    make_tiers: Callable[[Client], LowerTiers | None] | None = None
     repeats: str = "safe"
+    quirks: str | None = None
 
 
 class Runtime:
@@ -105,11 +117,26 @@ class Runtime:
         if kernels is not None:
             self._inherited.append(kernels.abandon_entries())
 
+    def key(self, shapeless: str, dimensions: str, options: str) -> Key:
+        """The logical key of a program described by three texts, with the versions of the emulated TorchTPU."""
+        versions = self.configuration.versions if self.configuration is not None else Versions()
+        return Key.of(shapeless, dimensions, options, versions)
+
     def configure(self, configuration: Configuration) -> None:
         """Called once by the face, before any tensor is made."""
         self.configuration = configuration
         self.allow_fallback = configuration.allow_fallback
         self.donating = configuration.donate
+        self.cache = CompileCache(self._make_tiers, configuration.compile_threads)
+        atexit.register(self._shut_down, os.getpid())
+
+    def _make_tiers(self) -> LowerTiers | None:
+        make = self.configuration.make_tiers if self.configuration is not None else None
+        return make(self.client) if make is not None else None
+
+    def _shut_down(self, process: int) -> None:
+        if os.getpid() == process:
+            self.cache.shutdown()
 
     def replace_client(self, client: Client) -> Client | None:
         """Put another client beneath (fault injection, adversaries); gives the old one. Executables are forgotten."""
@@ -120,6 +147,7 @@ class Runtime:
             self._pid = os.getpid()
             self._client = client
             self.forget_executables()
+            self.cache.forget_client(self._make_tiers)
             return old
 
     def forget_executables(self) -> None:
@@ -171,12 +199,22 @@ class Runtime:
         cache = self.cache
         return Statistics(
             ops=ops,
-            compiles=CompileStatistics(requests, requests - cache.misses, cache.misses, cache.seconds),
+            compiles=CompileStatistics(
+                requests, requests - cache.misses, cache.misses, cache.seconds, _tiers(cache, requests)
+            ),
             fallbacks=tuple(FallbackRecord(op, n, where) for (op, where), n in self.fallbacks.most_common()),
             live_buffers=MEMORY.buffers,
             live_hbm_bytes=MEMORY.live,
             peak_hbm_bytes=MEMORY.peak,
         )
+
+
+def _tiers(cache: CompileCache, requests: int) -> tuple[TierStatistics, ...]:
+    """Tier 1 had whatever neither was loaded nor compiled: launches that find their executable never ask the cache."""
+    from emutpu.backend.statistics import TierStatistics
+
+    missed = cache.loads + cache.misses
+    return (TierStatistics(1, None, requests - missed, missed), *cache.tier_statistics())
 
 
 _runtime = Runtime()

@@ -14,7 +14,7 @@ from emutpu.backend.deferred.names import READ, WRITE, display
 from emutpu.backend.dtypes import check_supported, dtype_name, torch_dtype
 from emutpu.backend.errors import describe, launch_failure, op_label
 from emutpu.backend.hlo import Builder, Value
-from emutpu.backend.keys import Key, fingerprint
+from emutpu.backend.keys import Key
 from emutpu.backend.location import Origin, capture
 from emutpu.backend.lowering._registry import Context, Lowering, OutputSpec
 from emutpu.backend.options import EagerMode, Options
@@ -137,7 +137,10 @@ def miss(signature: Signature, options: Options, values: tuple[Any, ...], donate
     origin = (signature.name, *capture())
     try:
         executable = runtime().cache.get(
-            logical, lambda: runtime().client.compile(module.build(), options.compile_options)
+            logical,
+            lambda: runtime().client.compile(module.build(), options.compile_options),
+            options.compile_options,
+            module.build,
         )
     except PjrtError as error:
         raise launch_failure(error, origin) from error
@@ -287,7 +290,7 @@ class OpModule:
 
     def key(self) -> Key:
         shapeless, dimensions = self.key_texts()
-        return Key(fingerprint(shapeless), fingerprint(dimensions), fingerprint(self.options.canonical()))
+        return runtime().key(shapeless, dimensions, self.options.canonical())
 
     def key_texts(self) -> tuple[str, str]:
         """What the shapeless and the dimensions key are made of."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ _LENGTH = struct.Struct("<I")
 _BY_NAME: dict[str, np.dtype[Any]] = {dtype.name: dtype for dtype in DTYPES.values()}
 
 
-def pack(info: ModuleInfo, fingerprint: str, code: bytes) -> bytes:
-    """One blob of the interface and the native code, under a SHA-256 of both."""
+def pack(info: ModuleInfo, fingerprint: str, code: bytes, features: Iterable[str] = ()) -> bytes:
+    """One blob of the interface and the native code, under a SHA-256 of both. ``features`` are those of the CPU it needs."""
     header = json.dumps(
         {
             "name": info.name,
@@ -31,14 +32,15 @@ def pack(info: ModuleInfo, fingerprint: str, code: bytes) -> bytes:
             "results": [_plain(aval) for aval in info.results],
             "donated": sorted(info.donated),
             "fingerprint": fingerprint,
+            "features": sorted(features),
         }
     ).encode()
     body = _LENGTH.pack(len(header)) + header + code
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def unpack(blob: bytes, fingerprint: str) -> tuple[ModuleInfo, bytes]:
-    """The interface and the native code of :func:`pack`'s blob.
+def unpack(blob: bytes, fingerprint: str) -> tuple[ModuleInfo, bytes, frozenset[str]]:
+    """The interface, the native code and the CPU features of :func:`pack`'s blob.
 
     Raises InvalidArgument when it is truncated, corrupt, or from a client with another fingerprint: native code must
     never be reached then, since loading it can crash the process.
@@ -48,20 +50,24 @@ def unpack(blob: bytes, fingerprint: str) -> tuple[ModuleInfo, bytes]:
     body = blob[_PREFIX:]
     if hashlib.sha256(body).digest() != blob[len(_MAGIC) : _PREFIX]:
         raise InvalidArgument("the serialised executable is corrupt (checksum mismatch)")
-    (length,) = _LENGTH.unpack_from(body)
-    header = json.loads(body[_LENGTH.size : _LENGTH.size + length])
-    if header["fingerprint"] != fingerprint:
-        raise InvalidArgument(
-            f"the serialised executable is for another environment: {header['fingerprint']!r}, not {fingerprint!r}"
+    try:
+        (length,) = _LENGTH.unpack_from(body)
+        header = json.loads(body[_LENGTH.size : _LENGTH.size + length])
+        written = header["fingerprint"]
+        features = frozenset(map(str, header["features"]))
+        info = ModuleInfo(
+            name=str(header["name"]),
+            arguments=tuple(_aval(plain) for plain in header["arguments"]),
+            results=tuple(_aval(plain) for plain in header["results"]),
+            donated=frozenset(map(int, header["donated"])),
+            ops=frozenset(),
         )
-    info = ModuleInfo(
-        name=header["name"],
-        arguments=tuple(_aval(plain) for plain in header["arguments"]),
-        results=tuple(_aval(plain) for plain in header["results"]),
-        donated=frozenset(header["donated"]),
-        ops=frozenset(),
-    )
-    return info, body[_LENGTH.size + length :]
+    # A checksum proves wholeness, not good faith: whoever forges a header may leave out what they like.
+    except (struct.error, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise InvalidArgument(f"the header of the serialised executable is malformed: {error!r}") from error
+    if written != fingerprint:
+        raise InvalidArgument(f"the serialised executable is for another environment: {written!r}, not {fingerprint!r}")
+    return info, body[_LENGTH.size + length :], features
 
 
 def _plain(aval: Aval) -> list[Any]:

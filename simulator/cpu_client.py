@@ -24,7 +24,7 @@ from emutpu.backend.pjrt import (
     Topology,
 )
 
-from . import _blob
+from . import _blob, _cpu_features
 from ._modules import ModuleInfo, inspect, parse
 from ._xla_flags import prepare
 from .checks import check_arguments, check_options, propagate
@@ -95,7 +95,8 @@ class CpuExecutable:
             code = _jaxlib.serialize(self._client.backend, self._loaded)
         except _ERRORS as error:
             raise translate(error, self.name) from error
-        return _blob.pack(self._info, self._client.fingerprint(), code)
+        features = _jaxlib.code_features(code) or _cpu_features.of_kernel()
+        return _blob.pack(self._info, self._client.fingerprint(), code, features)
 
     def memory(self) -> ExecutableMemory:
         """Bytes by XLA's buffer assignment for the CPU."""
@@ -113,15 +114,33 @@ class CpuExecutable:
         return None
 
 
+def _limit(target: str) -> None:
+    """Compile for a baseline. Raises DeviceUnavailable where XLA has been in use before, or does not tell."""
+    features = _jaxlib.limit_cpu(_cpu_features.LEVELS[target])
+    above = _cpu_features.beyond_level(features, target)
+    if above or not features:
+        why = f"it uses {', '.join(sorted(above)[:4])}" if above else "this jaxlib does not say what it compiles for"
+        raise DeviceUnavailable(
+            f"XLA does not compile for the baseline {target} ({why}): it reads its flags at its first use, so use the "
+            f"device before jax, or set XLA_FLAGS=--xla_cpu_max_isa={_cpu_features.LEVELS[target]} for the whole process"
+        )
+
+
 class CpuClient:
-    """One emulated device on JAX's CPU device. Thread-safe; compilation and execution release the GIL."""
+    """One emulated device on JAX's CPU device. Thread-safe; compilation and execution release the GIL.
+
+    ``cpu_target`` is a baseline of :data:`_cpu_features.LEVELS` (or ``native``) that code is compiled for.
+    """
 
     name = "cpu"
     computes = True
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, *, cpu_target: str | None = None) -> None:
         self.topology = topology
+        self._cpu_target = None if cpu_target == "native" else cpu_target
         try:
+            if self._cpu_target is not None:
+                _limit(self._cpu_target)
             self.backend = _jaxlib.cpu_backend()
         except RuntimeError as error:
             raise DeviceUnavailable(
@@ -159,7 +178,7 @@ class CpuClient:
 
     def fingerprint(self) -> str:
         """Versions, flags, CPU features and our own legalisation: whatever decides the code besides module and options."""
-        return f"{_jaxlib.fingerprint()} legalisation {VERSION}"
+        return f"{_jaxlib.fingerprint(self._cpu_target)} legalisation {VERSION}"
 
     def close(self) -> None:
         """Refuse every later use with FailedPrecondition."""
@@ -186,10 +205,18 @@ class CpuClient:
         return self._executable(loaded, info)
 
     def deserialize(self, blob: bytes, options: CompileOptions) -> CpuExecutable:
-        """Load :meth:`CpuExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt or foreign one."""
+        """Load :meth:`CpuExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt or foreign one, and for one
+        that needs instructions which this CPU lacks.
+        """
         self.check_open()
         check_options(self.topology, options)
-        info, code = _blob.unpack(blob, self.fingerprint())
+        info, code, features = _blob.unpack(blob, self.fingerprint())
+        lacking = _cpu_features.lacking(features | _jaxlib.code_features(code), code, _jaxlib.host_features)
+        if lacking:
+            raise InvalidArgument(
+                f"the serialised executable needs CPU features that this host lacks: {', '.join(sorted(lacking))}",
+                op=info.name,
+            )
         settings = _jaxlib.compile_options([self.device.id])
         try:
             loaded = _jaxlib.deserialize(self.backend, code, self._devices, settings)

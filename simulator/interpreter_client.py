@@ -205,7 +205,7 @@ class InterpreterClient:
         """Load :meth:`InterpreterExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt one."""
         self.check_open()
         check_options(self.topology, options)
-        info, module = _blob.unpack(blob, self.fingerprint())
+        info, module, _ = _blob.unpack(blob, self.fingerprint())
         return InterpreterExecutable(self, module, info)
 
     def from_host(self, array: np.ndarray[Any, Any], *, zero_copy: bool = False) -> NumpyBuffer:

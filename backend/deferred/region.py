@@ -11,7 +11,7 @@ import torch
 
 from emutpu.backend.errors import describe
 from emutpu.backend.hlo import Builder, Value
-from emutpu.backend.keys import Key, fingerprint
+from emutpu.backend.keys import Key
 from emutpu.backend.location import Origin, locate
 from emutpu.backend.options import Options
 from emutpu.backend.pjrt import Executable
@@ -64,7 +64,7 @@ class Region:
     def logical_key(self, options: Options) -> Key:
         """The three fingerprints under ``options``."""
         shapeless, dimensions = self.texts
-        return Key(fingerprint(shapeless), fingerprint(dimensions), fingerprint(_canonical(options)))
+        return runtime().key(shapeless, dimensions, _canonical(options))
 
     def executable(self, options: Options, origins: Sequence[Origin]) -> tuple[Key, Executable, bool]:
         """Key, executable, and whether it had not to be compiled. ``origins`` say who issued the ops.

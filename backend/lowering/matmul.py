@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -174,6 +174,32 @@ def _baddbmm_dtype(
     return _baddbmm(cx, bias, x, y, beta, alpha)
 
 
+def _linear_backward_meta(
+    self: torch.Tensor, grad_output: torch.Tensor, weight: torch.Tensor, output_mask: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    wanted = (self, weight, grad_output.new_empty(weight.shape[0]))
+    return [torch.empty_like(t) if mask else None for t, mask in zip(wanted, output_mask, strict=True)]
+
+
+@lowering(
+    "linear_backward(Tensor self, Tensor grad_output, Tensor weight, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
+    dots=True,
+    meta=_linear_backward_meta,
+)
+def _linear_backward(
+    cx: Context, x: Value, grad: Value, weight: Value, output_mask: Sequence[bool]
+) -> list[Value | None]:
+    """Towards the input [*, I], the weight [O, I] and the bias [O] from ``grad`` [*, O]."""
+    outer = list(range(x.ndim - 1))
+    last = x.ndim - 1
+    makers: tuple[Callable[[], Value], ...] = (
+        lambda: contract(grad, weight, ((last,), (0,))),
+        lambda: contract(grad, x, (outer, outer)),
+        lambda: grad.convert(opmath(grad.dtype)).sum(outer),
+    )
+    return [None if spec is None else make().convert(spec.dtype) for make, spec in zip(makers, cx.outputs, strict=True)]
+
+
 # ------------------------------------------------------------------------------------- triangular systems
 
 
@@ -205,25 +231,3 @@ def _linear(cx: Context, x: Value, weight: Value, bias: Value | None) -> Value:
     if bias is not None:
         product = product + bias.convert(product.dtype).broadcast(product.shape)
     return product.convert(cx.output.dtype)
-
-
-def _linear_backward_meta(
-    self: torch.Tensor, grad_output: torch.Tensor, weight: torch.Tensor, output_mask: Sequence[bool]
-) -> tuple[torch.Tensor | None, ...]:
-    given = (self.new_empty(self.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:1]))
-    return tuple(tensor if asked else None for tensor, asked in zip(given, output_mask, strict=True))
-
-
-@lowering(
-    "linear_backward(Tensor self, Tensor grad_output, Tensor weight, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
-    dots=True,
-    meta=_linear_backward_meta,
-)
-def _linear_backward(
-    cx: Context, x: Value, grad: Value, weight: Value, mask: Sequence[bool]
-) -> tuple[Value | None, Value | None, Value | None]:
-    leading = tuple(range(grad.ndim - 1))
-    by_input = contract(grad, weight, ((grad.ndim - 1,), (0,))).convert(x.dtype) if mask[0] else None
-    by_weight = contract(grad, x, (leading, leading)).convert(weight.dtype) if mask[1] else None
-    by_bias = grad.convert(opmath(grad.dtype)).sum(leading).convert(weight.dtype) if mask[2] else None
-    return by_input, by_weight, by_bias

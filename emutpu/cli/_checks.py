@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from emutpu import _settings
-from emutpu._activation import attached_tpus
+from emutpu._activation import attached_tpus, emulated_tree, process_topology
 from emutpu.cli._versions import Bounds, Requirement
 
 __all__ = ["CHECKS", "FAIL", "OK", "WARN", "Check", "examine"]
@@ -156,7 +156,9 @@ def _hardware(environment: Environment, root: Path = Path("/sys/bus/pci/devices"
             "use TorchTPU here, and emutpu on hosts without a TPU",
         )
     else:
-        yield Check("conflict.hardware", OK, "no TPU hardware on this host")
+        tree = emulated_tree(root)
+        also = f"; an emulated PCI tree of {tree[0]}" if tree else ""
+        yield Check("conflict.hardware", OK, f"no TPU hardware on this host{also}")
 
 
 # --------------------------------------------------------------------------------------------------- environment
@@ -231,44 +233,73 @@ def _value(field: str, environment: Environment) -> object:
 # --------------------------------------------------------------------------------------------------- resources
 
 
-def _topology(environment: Environment) -> Iterator[Check]:
-    chips = _value("visible_devices", environment)
-    if chips in (None, (0,)):
-        yield Check("topology", OK, "one chip")
-    else:
-        yield Check(
-            "topology",
-            FAIL,
-            f"TPU_VISIBLE_DEVICES={environment['TPU_VISIBLE_DEVICES']} names chips that do not exist: one chip, 0, is emulated",
-            "unset TPU_VISIBLE_DEVICES",
-        )
+def _topology(environment: Environment, root: Path = Path("/")) -> Iterator[Check]:
+    from emutpu.backend.pjrt import DeviceUnavailable
+
+    try:
+        settings = _settings.read(environment)
+        if settings.chip == _settings.NO_CHIP:
+            return
+        topology = process_topology(settings, root)
+    except _settings.SettingError as error:
+        if error.name in ("EMUTPU_TOPOLOGY", "EMUTPU_CHIP"):
+            yield Check("topology", FAIL, str(error), f"unset {error.name}; emutpu topology NAME shows a slice")
+        return  # other variables are reported by environment.values
+    except DeviceUnavailable as error:
+        yield Check("topology", FAIL, str(error), f"unset or repair {error.message.split('=')[0]}")
+        return
+    seen = ", ".join(str(device.id) for device in topology.devices)
+    yield Check("topology", OK, f"{topology.name}; this process sees device {seen}")
 
 
 def _cache(environment: Environment) -> Iterator[Check]:
     path = _value("cache_dir", environment)
     if not isinstance(path, str):
-        yield Check("cache", OK, "no persistent cache (EMUTPU_CACHE_DIR is not set)")
-        return
-    if not os.path.isdir(path):
+        yield Check("cache", OK, "EMUTPU_CACHE_DIR is not set")
+    elif not os.path.isdir(path):
         yield Check("cache", FAIL, f"EMUTPU_CACHE_DIR={path} is not a directory", f"mkdir -m 700 -p {path}")
-        return
+    else:
+        yield from _cache_folder("cache", path)
+
+
+def _persistent_cache(environment: Environment) -> Iterator[Check]:
+    root = _value("tier3_cache_root", environment)
+    if not isinstance(root, str):
+        yield Check("cache.persistent", OK, "no persistent cache (TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT is not set)")
+    elif "://" in root and not root.startswith(("file://", "local://")):
+        if _value("cache_key", environment) is None:
+            yield Check(
+                "cache.persistent",
+                FAIL,
+                f"{root} is remote, and its entries are native code: without a secret it is not used",
+                "set EMUTPU_CACHE_KEY to the secret that signs them",
+            )
+        else:
+            yield Check("cache.persistent", OK, f"{root} (signed)")
+    elif os.path.isdir(root.partition("://")[2] or root):
+        yield from _cache_folder("cache.persistent", root.partition("://")[2] or root)
+    else:
+        yield Check("cache.persistent", OK, f"{root} will be made")
+
+
+def _cache_folder(name: str, path: str) -> Iterator[Check]:
     status = os.stat(path)
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid != os.getuid():
         yield Check(
-            "cache",
+            name,
             FAIL,
             f"{path} belongs to user {status.st_uid}, who could plant native code in it",
             "use a directory of your own",
         )
     elif mode & (stat.S_IWGRP | stat.S_IWOTH):
-        yield Check("cache", FAIL, f"others may write native code into {path} (mode {mode:04o})", f"chmod 700 {path}")
+        yield Check(name, FAIL, f"others may write native code into {path} (mode {mode:04o})", f"chmod 700 {path}")
     elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        yield Check("cache", FAIL, f"{path} cannot be written (mode {mode:04o})", f"chmod 700 {path}")
+        yield Check(name, FAIL, f"{path} cannot be written (mode {mode:04o})", f"chmod 700 {path}")
     elif mode != 0o700:
-        yield Check("cache", WARN, f"others may read {path} (mode {mode:04o})", f"chmod 700 {path}")
+        yield Check(name, WARN, f"others may read {path} (mode {mode:04o})", f"chmod 700 {path}")
     else:
-        yield Check("cache", OK, path)
+        yield Check(name, OK, path)
 
 
 def _memory(environment: Environment) -> Iterator[Check]:
@@ -351,6 +382,7 @@ CHECKS: tuple[Callable[[Environment], Iterator[Check]], ...] = (
     _late,
     _topology,
     _cache,
+    _persistent_cache,
     _memory,
     _smoke,
 )
