@@ -32,7 +32,8 @@ FORK_MESSAGE = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Configuration:
-    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed.
+    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed,
+    whose bugs.
 
     ``versions`` are those of the emulated TorchTPU, in every key; ``compile_threads`` the size of the compile pool, None
     for TorchTPU's own; ``make_tiers`` gives the tiers of the compile cache below the process, for a client.
@@ -47,6 +48,8 @@ class Configuration:
     versions: Versions = dataclasses.field(default_factory=Versions)
     compile_threads: int | None = None
     make_tiers: Callable[[Client], LowerTiers | None] | None = None
+    repeats: str = "safe"
+    quirks: str | None = None
 
 
 class Runtime:
@@ -59,6 +62,7 @@ class Runtime:
         self.fallbacks: Counter[tuple[str, str]] = Counter()
         self.allow_fallback = False
         self.donating = True
+        self.region_launches = 0
         self._client: Client | None = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -152,7 +156,8 @@ class Runtime:
         forget_entries()
 
     def synchronize(self) -> None:
-        """Wait for everything enqueued."""
+        """Do everything that is pending, and wait for everything enqueued."""
+        self.materialize("synchronize()")
         if self._client is not None:
             from emutpu.backend.errors import read_failure
             from emutpu.backend.pjrt import PjrtError
@@ -161,6 +166,12 @@ class Runtime:
                 self.client.synchronize()
             except PjrtError as error:
                 raise read_failure(error, "synchronize", None) from error
+
+    def materialize(self, reason: str) -> None:
+        """Do what was deferred, on every stream. Raises its first failure."""
+        queue = sys.modules.get("emutpu.backend.deferred.queue")
+        if queue is not None:  # else nothing was ever recorded
+            queue.materialize_all(reason)
 
     @property
     def hbm_bytes(self) -> int:
@@ -178,11 +189,11 @@ class Runtime:
 
     def statistics(self) -> Statistics:
         """A snapshot of the counters."""
-        from emutpu.backend.kernels import op_counts
+        from emutpu.backend.kernels import launch_count, op_counts
         from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
 
         ops = op_counts()
-        requests = sum(ops.values())
+        requests = launch_count() + self.region_launches
         cache = self.cache
         return Statistics(
             ops=ops,

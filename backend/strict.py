@@ -10,21 +10,24 @@ import torch
 
 from emutpu.backend import views
 from emutpu.backend.cell import Layout, layout_of
+from emutpu.backend.deferred.names import READ, WRITE, display
 from emutpu.backend.dtypes import check_supported, dtype_name, torch_dtype
 from emutpu.backend.errors import describe, launch_failure, op_label
 from emutpu.backend.hlo import Builder, Value
 from emutpu.backend.keys import Key
-from emutpu.backend.location import capture
+from emutpu.backend.location import Origin, capture
 from emutpu.backend.lowering._registry import Context, Lowering, OutputSpec
 from emutpu.backend.options import EagerMode, Options
 from emutpu.backend.pjrt import Buffer, Executable, PjrtError
 from emutpu.backend.runtime import runtime
-from emutpu.backend.storage import physical_dims, span, storage_order
+from emutpu.backend.storage import contiguous_strides, physical_dims, span, storage_order
 from emutpu.backend.views import View
 
-__all__ = ["Entry", "Signature", "argument_kind", "miss"]
+__all__ = ["Entry", "OpModule", "Signature", "argument_kind", "miss"]
 
 Launch = Callable[[Sequence[Buffer]], Sequence[Buffer]]
+Record = Callable[[Sequence[Buffer], Origin], Sequence[Buffer]]
+Take = Callable[..., Value]
 
 _KINDS = {
     "Tensor": "tensor",
@@ -39,6 +42,7 @@ _KINDS = {
 }
 
 
+_COPIES = frozenset({"aten.copy_.default", "aten.clone.default", "aten._to_copy.default"})
 # Typed Tensor, but autograd passes what the forward pass did not have.
 _MAY_BE_UNDEFINED = frozenset({"attn_bias", "cum_seq_q", "cum_seq_k"})
 
@@ -48,6 +52,8 @@ def argument_kind(argument: Any, row: Lowering | None = None) -> str:
     kind = _KINDS.get(str(argument.type), "static")
     if kind == "tensor" and argument.name in _MAY_BE_UNDEFINED:
         return "tensor?"
+    if row is not None and argument.name in row.shapes:
+        return "shape"
     if row is not None and argument.name in row.dynamic:
         return "scalar"
     return "static" if row is not None and argument.name in row.static and kind.startswith("scalar") else kind
@@ -98,17 +104,18 @@ class Signature:
         return Signature(op, row, bool(written), targets, tuple(fresh), fresh_list, tuple(returned), tuple(numbers))
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Entry:
-    """A loaded executable and how its results become tensors.
+    """A loaded executable, or a way to record the op for later, and how its results become tensors.
 
     ``outputs`` are (layout, nbytes, dtype, size, stride) of fresh results, None for undefined ones; ``layouts`` gives the
     new layouts of the written cells, in the order of the targets; ``base`` tells that targets' old values are passed
-    last; ``draws`` how many random numbers a launch takes; ``numbers`` the integer results.
+    last; ``draws`` how many random numbers a launch takes; ``numbers`` the integer results. With ``record`` nothing is
+    launched: it takes the values and the origin, and gives pending values.
     """
 
     launch: Launch
-    executable: Executable
+    executable: Executable | None
     key: Key
     outputs: list[tuple[Layout, int, torch.dtype, tuple[int, ...], tuple[int, ...]] | None]
     layouts: list[Layout]
@@ -116,6 +123,7 @@ class Entry:
     draws: int
     numbers: tuple[int, ...] = ()
     calls: int = 0
+    record: Record | None = None
 
 
 # --------------------------------------------------------------------------------------------------- the miss
@@ -124,7 +132,7 @@ class Entry:
 def miss(signature: Signature, options: Options, values: tuple[Any, ...], donate: bool) -> Entry:
     """Lower, compile and load one launch. Raises what PyTorch's meta kernel raises for wrong arguments."""
     arguments_by_name = dict(zip((a.name for a in signature.schema.arguments), values, strict=True))
-    module = _Module(signature, options, arguments_by_name, donate)
+    module = OpModule(signature, options, arguments_by_name, donate)
     logical = module.key()
     origin = (signature.name, *capture())
     try:
@@ -177,19 +185,22 @@ class _Tensor:
         return self.cell is None
 
 
-class _Module:
-    """Builds one op's canonical module, and what is derived from it without building (key, specs)."""
+class OpModule:
+    """One op with everything that its arguments decide: specs, key, and its StableHLO. Holds no tensor of the device."""
 
     def __init__(self, signature: Signature, options: Options, values: dict[str, Any], donate: bool) -> None:
         self.signature = signature
         self.options = options
-        self.values = values
         self.donate = donate
         self.tensors: dict[str, Any] = {}
         for argument in signature.schema.arguments:
-            if argument_kind(argument).startswith("tensor"):
+            if argument_kind(argument, signature.row).startswith("tensor"):
                 self.tensors[argument.name] = _describe(signature.name, values[argument.name])
         self.meta = {name: _to_meta(value) for name, value in values.items()}
+        self.values: dict[str, Any] = {
+            name: None if name in self.tensors or isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
         self.numbers: tuple[int, ...] = ()
         self.outputs = self._output_specs()
         self._check_targets()
@@ -214,7 +225,8 @@ class _Module:
         self.numbers = tuple(int(results[i]) for i in signature.numbers)
         if not signature.fresh_list:
             results = [results[i] for i in signature.fresh]
-        return tuple(None if t is None else OutputSpec(tuple(t.shape), t.stride(), t.dtype) for t in results)
+        room = signature.row.room(self.meta) if signature.row.room else 0
+        return tuple(None if t is None else OutputSpec(tuple(t.shape), t.stride(), t.dtype, room) for t in results)
 
     def _run_meta(self) -> Any:
         """PyTorch's own meta kernel: sizes, strides, dtypes, and the error for wrong arguments."""
@@ -256,7 +268,7 @@ class _Module:
             if spec is None:
                 made.append(None)
                 continue
-            nbytes = span(spec.size, spec.stride) * spec.dtype.itemsize
+            nbytes = max(span(spec.size, spec.stride), spec.room) * spec.dtype.itemsize
             made.append((layout_of(_dense_dims(spec), spec.dtype), nbytes, spec.dtype, spec.size, spec.stride))
         return made
 
@@ -277,6 +289,11 @@ class _Module:
     # Key -------------------------------------------------------------------------------------------------
 
     def key(self) -> Key:
+        shapeless, dimensions = self.key_texts()
+        return runtime().key(shapeless, dimensions, self.options.canonical())
+
+    def key_texts(self) -> tuple[str, str]:
+        """What the shapeless and the dimensions key are made of."""
         shapeless, dimensions = [self.signature.name, f"donate={self.donate:d}"], []
         for argument in self.signature.schema.arguments:
             value = self.values[argument.name]
@@ -284,7 +301,7 @@ class _Module:
             if kind.startswith("tensor"):
                 described = self.tensors[argument.name]
                 for tensor in described if isinstance(described, list) else [described]:
-                    shapeless.append(_shapeless(argument.name, tensor, value))
+                    shapeless.append(_shapeless(argument.name, tensor))
                     dimensions.append(
                         str(tensor and (tensor.view.size, tensor.view.stride, tensor.view.offset, tensor.layout.dims))
                     )
@@ -293,33 +310,87 @@ class _Module:
             elif kind.startswith("scalar"):
                 default = argument.has_default_value() and value == argument.default_value
                 shapeless.append(f"{argument.name}:{'default' if default else type(value).__name__}")
+            elif kind == "shape":
+                like = self.meta[argument.name]
+                shapeless.append(f"{argument.name}:{dtype_name(like.dtype)}")
+                dimensions.append(str((tuple(like.shape), like.stride())))
             elif kind == "static":
                 shapeless.append(f"{argument.name}={value}")
         shared = self._shared_cells()
         if len(set(shared)) != len(shared):
             shapeless.append(f"shared={shared}")
-        return runtime().key(";".join(shapeless), ";".join(dimensions), self.options.canonical())
+        return ";".join(shapeless), ";".join(dimensions)
+
+    def parts(self) -> tuple[str, ...]:
+        """The op as the device's graphs show it: reads of views, the op, writes into views."""
+        signature = self.signature
+        reads = [
+            READ
+            for name, described in self.tensors.items()
+            if name not in signature.targets or signature.row.reads
+            for tensor in _as_list(described)
+            if tensor is not None and not tensor.foreign and not self._plain(tensor)
+        ]
+        writes = [WRITE for t in self._target_tensors() if views.covering_layout(t.view, t.nbytes) is None]
+        main = [display(signature.name)]
+        if signature.name in _COPIES and (reads or writes) and len({t.view.dtype for t in self._flat()}) == 1:
+            main = []  # the value itself, seen through views
+        room = ["empty", WRITE] if any(spec is not None and spec.room for spec in self.outputs) else []
+        return (*reads, *main, *room, *writes)
+
+    def _plain(self, tensor: _Tensor) -> bool:
+        view = tensor.view
+        spread = self.signature.name == "aten.copy_.default" and view.size != self._target_tensors()[0].view.size
+        whole = view.offset == 0 and view.size == tensor.layout.dims and view.dtype == tensor.layout.dtype
+        return whole and not spread and _contiguous(view)
+
+    def _flat(self) -> list[_Tensor]:
+        found = [t for described in self.tensors.values() for t in _as_list(described) if t is not None]
+        fresh = [spec.dtype for spec in self.outputs if spec is not None]
+        return found + [_Tensor(View((), (), 0, dtype), layout_of((), dtype), dtype.itemsize) for dtype in fresh]
+
+    def repeat_text(self) -> str:
+        """The sizes of operands and results: with the shapeless key, what the repeated-op rule takes for the same op."""
+        flat = [t for described in self.tensors.values() for t in _as_list(described)]
+        return str([t and t.view.size for t in flat] + self.result_shapes())
+
+    @staticmethod
+    def _absent(argument: Any, value: Any) -> bool:
+        """Whether a scalar is no argument of the launch: not given, or the schema's default."""
+        return value is None or (argument.has_default_value() and bool(value == argument.default_value))
+
+    def result_shapes(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Sizes and dtypes of the results: fresh ones as they are, written ones as their views."""
+        fresh = [(spec.size, spec.dtype) for spec in self.outputs if spec is not None]
+        return fresh + [(t.view.size, t.view.dtype) for t in self._target_tensors()]
 
     # Module ----------------------------------------------------------------------------------------------
 
     def build(self) -> bytes:
-        signature = self.signature
         precision = self.options.precision
-        builder = Builder(signature.name, None if precision is None else precision.name)  # type: ignore[arg-type]  # the enum's names
+        builder = Builder(self.signature.name, None if precision is None else precision.name)  # type: ignore[arg-type]  # the enum's names
+        return builder.finish(self.emit(builder, builder.argument))
+
+    def emit(self, builder: Builder, take: Take) -> list[Value]:
+        """Emit the op; gives its results in the dims their cells take.
+
+        ``take(shape, dtype, donated=…)`` gives the values in the order of a launch's arguments.
+        """
+        signature = self.signature
         bases: dict[str, list[Value]] = {}
-        inputs = [self._input(builder, argument, bases) for argument in signature.schema.arguments]
+        inputs = [self._input(take, argument, bases) for argument in signature.schema.arguments]
         if self.needs_base:
             for name in signature.targets:
-                bases[name] = [self._base(builder, t) for t in _as_list(self.tensors[name])]
-        state = builder.argument((3,), torch.uint64) if signature.row.draws else None
+                bases[name] = [self._base(take, t) for t in _as_list(self.tensors[name])]
+        state = take((3,), torch.uint64) if signature.row.draws else None
         names = [a.name for a in signature.schema.arguments]
         specs = self.outputs or self._draw_specs()
         context = Context(builder, specs, {n: self.meta[n] for n in names}, state)
         emitted = signature.row.emit(context, *inputs)
         results = [emitted] if isinstance(emitted, Value) or emitted is None else list(emitted)
-        return builder.finish(self._finished(builder, results, bases))
+        return self._finished(results, bases)
 
-    def _input(self, builder: Builder, argument: Any, bases: dict[str, list[Value]]) -> Any:
+    def _input(self, take: Take, argument: Any, bases: dict[str, list[Value]]) -> Any:
         name = argument.name
         value = self.values[name]
         kind = argument_kind(argument, self.signature.row)
@@ -328,30 +399,28 @@ class _Module:
             written = name in self.signature.targets
             if written and not self.signature.row.reads:
                 return None
-            given = [self._read(builder, t, written, bases.setdefault(name, [])) for t in _as_list(described)]
+            given = [self._read(take, t, written, bases.setdefault(name, [])) for t in _as_list(described)]
             return given if isinstance(described, list) else given[0]
         if kind == "scalars":
-            return [builder.argument((), _scalar_dtype(v)) for v in value]
+            return [take((), _scalar_dtype(v)) for v in value]
         if kind.startswith("scalar"):
-            if value is None or (argument.has_default_value() and value == argument.default_value):
-                return value
-            return builder.argument((), _scalar_dtype(value))
+            return value if self._absent(argument, value) else take((), _scalar_dtype(value))
         return value
 
-    def _base(self, builder: Builder, tensor: _Tensor) -> Value:
-        return builder.argument(tensor.layout.dims, tensor.layout.dtype, donated=self.donate)
+    def _base(self, take: Take, tensor: _Tensor) -> Value:
+        return take(tensor.layout.dims, tensor.layout.dtype, donated=self.donate)
 
-    def _read(self, builder: Builder, tensor: _Tensor | None, written: bool, bases: list[Value]) -> Value | None:
+    def _read(self, take: Take, tensor: _Tensor | None, written: bool, bases: list[Value]) -> Value | None:
         if tensor is None:
             return None
         if tensor.foreign:
-            return builder.argument((), tensor.layout.dtype)
+            return take((), tensor.layout.dtype)
         donated = written and self.donate
-        base = builder.argument(tensor.layout.dims, tensor.layout.dtype, donated=donated)
+        base = take(tensor.layout.dims, tensor.layout.dtype, donated=donated)
         bases.append(base)
         return views.read(base, tensor.view)
 
-    def _finished(self, builder: Builder, results: list[Value | None], bases: dict[str, list[Value]]) -> list[Value]:
+    def _finished(self, results: list[Value | None], bases: dict[str, list[Value]]) -> list[Value]:
         """Results in the dims their cells take: fresh ones in storage order, written ones as whole new values."""
         count = len(self.outputs)
         finished = []
@@ -374,6 +443,11 @@ class _Module:
                 latest[tensor.cell] = views.write(base, layout, tensor.view, update, tensor.nbytes)
                 finished.append(latest[tensor.cell][0])
         return finished
+
+
+def _contiguous(view: View) -> bool:
+    expected = contiguous_strides(view.size)
+    return all(n == 1 or s == e for n, s, e in zip(view.size, view.stride, expected, strict=True))
 
 
 def _as_list(described: Any) -> list[Any]:
@@ -421,13 +495,15 @@ def _scalar_dtype(value: Any) -> torch.dtype:
     raise TypeError(f"not a scalar: {value!r}")
 
 
-def _shapeless(name: str, tensor: _Tensor | None, value: Any) -> str:
+def _shapeless(name: str, tensor: _Tensor | None) -> str:
     if tensor is None:
         return f"{name}:none"
     return f"{name}:{dtype_name(tensor.view.dtype)}<{dtype_name(tensor.layout.dtype)}{'!' if tensor.foreign else ''}"
 
 
 def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return None  # kept by nobody: its state comes with each launch
     if isinstance(value, torch.Tensor):
         if value.device.type == "cpu":
             return value
@@ -446,13 +522,15 @@ def _on_meta(argument: Any, value: Any) -> Any:
 
 
 def _dense_dims(spec: OutputSpec) -> tuple[int, ...]:
-    dims = physical_dims(spec.size, spec.stride)
+    dims = (spec.room,) if spec.room else physical_dims(spec.size, spec.stride)
     return dims if dims is not None else (span(spec.size, spec.stride),)
 
 
 def _in_storage_order(value: Value, spec: OutputSpec) -> Value:
     if value.numel == 0:
         return value.reshape(_dense_dims(spec))
+    if spec.room:
+        return value.reshape((value.numel,)).pad([0], [spec.room - value.numel])
     if physical_dims(spec.size, spec.stride) is None:
         if not value.numel:
             return value.reshape(_dense_dims(spec))

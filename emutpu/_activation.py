@@ -27,6 +27,7 @@ _GOOGLE = "0x1ae0"
 _ACCELERATOR_CLASS = "0x1200"
 _MARKER = "emutpu"
 _OLDEST_TORCH = (2, 13)
+_COMPILERS = ("backend", "simulator")
 
 
 class _State:
@@ -222,9 +223,15 @@ def _activate(settings: _settings.Settings) -> None:
         import torch
 
         from emutpu.backend.cache_setup import make_tiers
-        from emutpu.backend.keys import binary_fingerprint
+        from emutpu.backend.keys import binary_fingerprint, source_fingerprint
 
-        return make_tiers(tiers, client, lambda: binary_fingerprint(client.fingerprint(), versions, torch.__version__))
+        def binary() -> str:
+            folders = [Path(str(importlib.util.find_spec(f"emutpu.{name}").origin)).parent for name in _COMPILERS]  # type: ignore[union-attr]  # they are imported
+            return binary_fingerprint(
+                client.fingerprint(), versions, str(torch.__version__), source_fingerprint(*folders)
+            )
+
+        return make_tiers(tiers, client, binary)
 
     def banner() -> None:
         _say(f"emutpu: emulated {settings.topology or settings.chip}, not hardware")
@@ -240,15 +247,15 @@ def _activate(settings: _settings.Settings) -> None:
             versions=versions,
             compile_threads=settings.compile_threads or default_threads(settings.nproc),
             make_tiers=make_tiers,
+            repeats=settings.detect_repeated_ops,
+            quirks=settings.quirks,
         )
     )
     mode = options.EagerMode.DEFER_NEVER
     if settings.launch_blocking:
         mode = options.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING
     elif settings.defer_and_fuse:
-        raise RuntimeError(
-            "TORCH_TPU_DEFER_AND_FUSE=1: DeferAndFuse is not available in this version of emutpu; unset it to run Strict"
-        )
+        mode = options.EagerMode.DEFER_AND_FUSE
     precision = options.Precision[(settings.precision or "default").upper()]
     options.set_process(mode=mode, precision=precision, bounds_checks=settings.debug_checks)
     registration.activate(_tpu.make())

@@ -115,6 +115,7 @@ class Settings:
     allow_legacy_device_apis: bool
     record_modules: str | None
     topology: str | None
+    detect_repeated_ops: str
     visible_devices: tuple[int, ...] | None
     visible_chips: tuple[int, ...] | None
     chips_per_process_bounds: tuple[int, ...] | None
@@ -147,6 +148,11 @@ def _one_of(accepted: tuple[str, ...]) -> Callable[[str], str]:
         return word
 
     return parse
+
+
+def _repeats(text: str) -> str:
+    word = text.lower()
+    return word if word in ("safe", "aggressive") else "off"
 
 
 def _path(text: str) -> str:
@@ -328,6 +334,14 @@ VARIABLES: tuple[Variable, ...] = (
         None,
         "CHIP-SIZE, such as v5e-8",
         "the emulated slice, which implies the chip; one chip when unset",
+    ),
+    Variable(
+        "TORCH_TPU_INTERNAL_DETECT_REPEATED_OPS",
+        "detect_repeated_ops",
+        _repeats,
+        "safe",
+        "safe, aggressive, or anything else for off",
+        "what DEFER_AND_FUSE does when ops repeat themselves: cut as a read would, launch all as one region, nothing",
     ),
     Variable(
         "TPU_VISIBLE_DEVICES",

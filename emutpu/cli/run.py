@@ -21,9 +21,9 @@ __all__ = ["command", "run_program"]
 _MODES = {
     "strict": {"TORCH_TPU_LAUNCH_BLOCKING": "0", "TORCH_TPU_DEFER_AND_FUSE": "0"},
     "debug": {"TORCH_TPU_LAUNCH_BLOCKING": "1", "TORCH_TPU_DEFER_AND_FUSE": "0"},
+    "defer": {"TORCH_TPU_LAUNCH_BLOCKING": "0", "TORCH_TPU_DEFER_AND_FUSE": "1"},
 }
 _NOT_YET = {
-    "--mode defer": "every op is dispatched on its own",
     "--dry-run": "there is no client that knows costs only",
     "--trace": "there is no trace of the modelled device",
 }
@@ -82,7 +82,7 @@ def command(
 
     Exits with the program's own code (128 + n when signal n killed it); 70-79 are failures of the emulator.
     """
-    asked = {"--mode defer": mode == "defer", "--dry-run": dry_run, "--trace": trace is not None}
+    asked = {"--dry-run": dry_run, "--trace": trace is not None}
     for option, reason in _NOT_YET.items():
         if asked[option]:
             raise click.UsageError(f"{option} is not available in this version of emutpu: {reason}")

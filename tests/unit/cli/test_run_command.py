@@ -203,7 +203,6 @@ def test_variables_of_the_shell_are_kept(emutpu: Command, program: Write) -> Non
         (["--bogus", "program.py"], "--bogus"),
         (["--chip", "v99", "program.py"], "v99"),
         (["--precision", "medium", "program.py"], "medium"),
-        (["--mode", "defer", "program.py"], "--mode defer is not available"),
         (["--pci", "--chip", "none", "program.py"], "emulates a host without one"),
         (["--pci", "--chip", "v8i", "program.py"], "pci_device is not published"),
         (["--trace", "t.json", "program.py"], "--trace is not available"),
