@@ -95,6 +95,23 @@ class TestCounting:
         small = 4 * rows
         assert cost.hbm_bytes == (3 + 4 + 1) * 4 * elements + (1 + 2 + 2) * small
 
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "return %a : tensor<4x8x128xf32>",
+            "%0 = stablehlo.tanh %b : tensor<4x8x128xf32> return %a : tensor<4x8x128xf32>",
+        ],
+    )
+    def test_returning_an_argument_copies_it(self, body):
+        """A result is a buffer of its own: it is read and written once."""
+        kind = "4x8x128xf32"
+        assert estimate(function((kind, kind), body, (kind,)), V5E).hbm_bytes == 2 * 4 * 4 * 8 * 128
+
+    def test_reshaping_an_argument_copies_it(self):
+        """So does a reshape that is the result; one between two kernels is free."""
+        body = "%0 = stablehlo.reshape %a : (tensor<8x128xf32>) -> tensor<1x8x128xf32> return %0 : tensor<1x8x128xf32>"
+        assert estimate(function(("8x128xf32",), body, ("1x8x128xf32",)), V5E).hbm_bytes == 2 * 4 * 8 * 128
+
     def test_convolution_counts_positions_inside_the_base(self):
         """A 3x3 window over 8x8 with padding 1 misses one row or column at each edge."""
         body = (
