@@ -100,8 +100,10 @@ def _fill(cell: Cell) -> Buffer:
     """An unwritten cell that is read holds zeros from now on."""
     from emutpu.backend.dtypes import numpy_dtype
 
-    layout = cell.layout
-    cell.value = runtime().client.from_host(np.zeros(layout.dims, numpy_dtype(layout.dtype)))
+    layout, dtype, client = cell.layout, numpy_dtype(cell.layout.dtype), runtime().client
+    # What computes nothing needs no memory either.
+    zeros = np.zeros(layout.dims, dtype) if client.computes else np.broadcast_to(np.zeros((), dtype), layout.dims)
+    cell.value = client.from_host(zeros)
     return cell.value
 
 
@@ -348,7 +350,8 @@ class _Source:
         if self.signature.row.reads:
             self._add(depth, f"if v_{x} is None: v_{x} = fill(c_{x})")
         # References: the cell, this frame's local, the argument of getrefcount itself.
-        self._add(depth, f"if getrefcount(v_{x}) != 3: d = False")
+        unwritten = "" if self.signature.row.reads else f"v_{x} is not None and "
+        self._add(depth, f"if {unwritten}getrefcount(v_{x}) != 3: d = False")
         self._lies(depth, x)
         if self.signature.row.reads:
             self._add(depth, f"a.append(v_{x})")
@@ -442,13 +445,14 @@ class _Source:
     def _write_back(self, x: str) -> None:
         kind = argument_kind(next(a for a in self.signature.schema.arguments if a.name == x))
         if kind == "tensors":
-            self._add(1, f"for c in c_{x}: c.value = next(n); c.layout = next(l); c.origin = g")
+            self._add(1, f"for c in c_{x}: c.write(next(n), next(l), g)")
             return
         depth = 1
         if kind == "tensor?":
             self._add(1, f"if {x} is not None:")
             depth = 2
-        self._add(depth, f"c_{x}.value = next(n); c_{x}.layout = next(l); c_{x}.origin = g")
+        self._add(depth, f"c_{x}.value = next(n); c_{x}.layout = y = next(l); c_{x}.origin = g")
+        self._add(depth, f"if y.held != c_{x}.held or c_{x}.value.__class__ is ErrorBuffer: c_{x}.recount()")
 
 
 def out_kernel(functional: torch._ops.OpOverload[..., Any], out: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:

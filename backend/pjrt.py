@@ -12,6 +12,8 @@ Conventions of a canonical module
     * ``dot_general`` and ``convolution`` on f32 carry ``precision_config``: the client owes 1, 3 or 6 bf16 passes for
       ``DEFAULT``, ``HIGH``, ``HIGHEST``;
     * an argument with the attribute ``jax.buffer_donor = true`` is donated: unusable after the launch, on every client;
+    * the module's attribute ``emutpu.reused`` (``array<i64: …>``) lists the results that the emulated device would put
+      in the memory of the tensor they replace: fewer than are donated, and they count no memory of their own;
     * collectives are StableHLO collectives over ``replica_groups``; a client that is not the whole slice needs a
       :class:`Transport` to run them.
 """

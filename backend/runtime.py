@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from emutpu.backend.cache import CompileCache
 from emutpu.backend.cell import MEMORY
 from emutpu.backend.location import capture, locate
+from emutpu.backend.metering import DEFAULT_ISSUE, Meter, MeteringClient
 from emutpu.backend.options import LOCAL, EagerMode
 
 if TYPE_CHECKING:
@@ -29,7 +30,11 @@ FORK_MESSAGE = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Configuration:
-    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed."""
+    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed.
+
+    ``tiled`` gives the bytes of HBM of an array by shape and element size; ``hbm_limit`` is None where memory is
+    unlimited; ``host_issue`` is the host's time per launch in picoseconds, None to measure it.
+    """
 
     make_client: Callable[[], Client]
     chip: str
@@ -37,6 +42,9 @@ class Configuration:
     allow_fallback: bool = False
     beyond: bool = False
     donate: bool = True
+    tiled: Callable[[tuple[int, ...], int], int] | None = None
+    hbm_limit: int | None = None
+    host_issue: int | None = DEFAULT_ISSUE
 
 
 class Runtime:
@@ -49,6 +57,7 @@ class Runtime:
         self.fallbacks: Counter[tuple[str, str]] = Counter()
         self.allow_fallback = False
         self.donating = True
+        self.meter = Meter()
         self._client: Client | None = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -86,7 +95,7 @@ class Runtime:
                     raise RuntimeError("emutpu is not active in this process; emutpu doctor tells why")
                 self.configuration.banner()
                 self._pid = os.getpid()
-                self._client = self.configuration.make_client()
+                self._client = MeteringClient(self.configuration.make_client(), self.meter)
                 os.register_at_fork(after_in_child=self._after_fork)
             return self._client
 
@@ -108,6 +117,11 @@ class Runtime:
         self.configuration = configuration
         self.allow_fallback = configuration.allow_fallback
         self.donating = configuration.donate
+        if configuration.tiled is not None:
+            MEMORY.tiled = configuration.tiled
+        MEMORY.limit = configuration.hbm_limit
+        self.meter.issue = configuration.host_issue
+        self.meter.refresh()
 
     def replace_client(self, client: Client) -> Client | None:
         """Put another client beneath (fault injection, adversaries); gives the old one. Executables are forgotten."""
@@ -138,7 +152,9 @@ class Runtime:
 
     @property
     def hbm_bytes(self) -> int:
-        """Memory of the emulated device in bytes."""
+        """Memory of the emulated device in bytes: the chip's, or the limit that was set instead."""
+        if MEMORY.limit is not None:
+            return MEMORY.limit
         total = self.client.topology.attributes["hbm_bytes_per_device"]
         assert isinstance(total, int)
         return total

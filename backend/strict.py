@@ -19,7 +19,7 @@ from emutpu.backend.lowering._registry import Context, Lowering, OutputSpec
 from emutpu.backend.options import EagerMode, Options
 from emutpu.backend.pjrt import Buffer, Executable, PjrtError
 from emutpu.backend.runtime import runtime
-from emutpu.backend.storage import physical_dims, span, storage_order
+from emutpu.backend.storage import contiguous_strides, physical_dims, span, storage_order
 from emutpu.backend.views import View
 
 __all__ = ["Entry", "Signature", "argument_kind", "miss"]
@@ -155,6 +155,7 @@ def _launcher(executable: Executable, options: Options) -> Launch:
         results = execute(arguments)
         for result in results:
             result.block_until_ready()
+        runtime().meter.wait()
         return results
 
     return blocking
@@ -172,6 +173,17 @@ class _Tensor:
     @property
     def foreign(self) -> bool:
         return self.cell is None
+
+    @property
+    def whole(self) -> bool:
+        """Contiguous over its whole storage: the device reuses the memory of such a target, and of no other."""
+        view = self.view
+        return (
+            view.offset == 0
+            and view.dtype == self.layout.dtype
+            and view.numel == self.layout.numel
+            and view.stride == contiguous_strides(view.size)
+        )
 
 
 class _Module:
@@ -315,7 +327,17 @@ class _Module:
         context = Context(builder, specs, {n: self.meta[n] for n in names}, state)
         emitted = signature.row.emit(context, *inputs)
         results = [emitted] if isinstance(emitted, Value) or emitted is None else list(emitted)
-        return builder.finish(self._finished(builder, results, bases))
+        finished = self._finished(builder, results, bases)
+        return builder.finish(finished, self._reused(len(finished)))
+
+    def _reused(self, count: int) -> list[int]:
+        """Which of ``count`` results the device, too, puts where the tensor they replace was. The host donates more."""
+        targets = self._target_tensors()
+        shared = self._shared_cells()
+        if not self.donate or len(set(shared)) != len(shared):
+            return []
+        first = count - len(targets)
+        return [first + index for index, target in enumerate(targets) if target.whole]
 
     def _input(self, builder: Builder, argument: Any, bases: dict[str, list[Value]]) -> Any:
         name = argument.name

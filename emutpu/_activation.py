@@ -104,16 +104,24 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def _hbm_limit(settings: _settings.Settings, chip_bytes: int) -> int | None:
+    if settings.hbm == _settings.UNLIMITED:
+        return None
+    return chip_bytes if settings.hbm is None else int(settings.hbm)
+
+
 def _activate(settings: _settings.Settings) -> None:
     from emutpu import _tpu
     from emutpu.backend import options, registration
     from emutpu.backend.runtime import Configuration, runtime
+    from emutpu.simulator.chips import chip
+    from emutpu.simulator.hbm import tiled_bytes
 
     def make_client() -> Client:
         from emutpu.simulator.clients import make_client
         from emutpu.simulator.topology import single_chip
 
-        return make_client(settings.client, single_chip(settings.chip))
+        return make_client(settings.client, single_chip(settings.chip), seed=settings.dry_values)
 
     def banner() -> None:
         _say(f"emutpu: emulated {settings.chip}, not hardware")
@@ -126,6 +134,9 @@ def _activate(settings: _settings.Settings) -> None:
             allow_fallback=settings.allow_fallback,
             beyond=settings.beyond,
             donate=not settings.disable_inplace_buffer_donation,
+            tiled=tiled_bytes,
+            hbm_limit=_hbm_limit(settings, chip(settings.chip).hbm_bytes),
+            host_issue=None if settings.host_issue is None else round(settings.host_issue * 1e6),
         )
     )
     mode = options.EagerMode.DEFER_NEVER

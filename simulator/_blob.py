@@ -1,11 +1,11 @@
-"""The envelope of a serialised executable: magic, checksum, a JSON header with the interface, native code."""
+"""The envelope of a serialised executable: magic, checksum, a JSON header with the interface, module, native code."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,32 +13,42 @@ from emutpu.backend.pjrt import Aval, InvalidArgument
 
 from ._modules import DTYPES, ModuleInfo
 
-__all__ = ["pack", "unpack"]
+__all__ = ["Contents", "pack", "unpack"]
 
-_MAGIC = b"EMUTPUX1"
+_MAGIC = b"EMUTPUX2"
 _DIGEST = hashlib.sha256().digest_size
 _PREFIX = len(_MAGIC) + _DIGEST
 _LENGTH = struct.Struct("<I")
 _BY_NAME: dict[str, np.dtype[Any]] = {dtype.name: dtype for dtype in DTYPES.values()}
 
 
-def pack(info: ModuleInfo, fingerprint: str, code: bytes) -> bytes:
-    """One blob of the interface and the native code, under a SHA-256 of both."""
+class Contents(NamedTuple):
+    """What a blob holds: the interface, the canonical module (the model of the chip reads it), and native code."""
+
+    info: ModuleInfo
+    module: bytes
+    code: bytes
+
+
+def pack(info: ModuleInfo, fingerprint: str, module: bytes, code: bytes) -> bytes:
+    """One blob of interface, canonical module and native code, under a SHA-256 of all."""
     header = json.dumps(
         {
             "name": info.name,
             "arguments": [_plain(aval) for aval in info.arguments],
             "results": [_plain(aval) for aval in info.results],
             "donated": sorted(info.donated),
+            "reused": sorted(info.reused),
+            "module": len(module),
             "fingerprint": fingerprint,
         }
     ).encode()
-    body = _LENGTH.pack(len(header)) + header + code
+    body = _LENGTH.pack(len(header)) + header + module + code
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def unpack(blob: bytes, fingerprint: str) -> tuple[ModuleInfo, bytes]:
-    """The interface and the native code of :func:`pack`'s blob.
+def unpack(blob: bytes, fingerprint: str) -> Contents:
+    """What :func:`pack` put in.
 
     Raises InvalidArgument when it is truncated, corrupt, or from a client with another fingerprint: native code must
     never be reached then, since loading it can crash the process.
@@ -60,8 +70,11 @@ def unpack(blob: bytes, fingerprint: str) -> tuple[ModuleInfo, bytes]:
         results=tuple(_aval(plain) for plain in header["results"]),
         donated=frozenset(header["donated"]),
         ops=frozenset(),
+        reused=frozenset(header["reused"]),
     )
-    return info, body[_LENGTH.size + length :]
+    start = _LENGTH.size + length
+    end = start + header["module"]
+    return Contents(info, body[start:end], body[end:])
 
 
 def _plain(aval: Aval) -> list[Any]:

@@ -18,14 +18,16 @@ CLIENTS: dict[str, str] = {
 }
 
 
-def make_client(name: str = "cpu", topology: Topology | None = None) -> Client:
+def make_client(name: str = "cpu", topology: Topology | None = None, *, seed: int | None = None) -> Client:
     """A new client: ``cpu`` computes with XLA's CPU compiler, ``interpreter`` with StableHLO's reference interpreter,
-    ``dry_run`` knows shapes only. ``topology`` defaults to one v5e chip. Raises ValueError for an unknown name.
+    ``dry_run`` knows shapes only, and reads give values drawn from ``seed``, if there is one. ``topology`` defaults to
+    one v5e chip. Raises ValueError for an unknown name.
     """
     if name not in CLIENTS:
         close = difflib.get_close_matches(name, CLIENTS, n=1, cutoff=0.3)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"unknown client {name!r}: known are {', '.join(CLIENTS)}{hint}")
     module = importlib.import_module(f"{__package__}.{name}_client")
-    made: Client = getattr(module, CLIENTS[name])(topology or single_chip())
+    further = {"seed": seed} if name == "dry_run" else {}
+    made: Client = getattr(module, CLIENTS[name])(topology or single_chip(), **further)
     return made
