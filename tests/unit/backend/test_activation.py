@@ -74,7 +74,7 @@ def test_unknown_chip(run: Run) -> None:
     """A chip that does not exist stops the import, naming variable, value and choices."""
     result = run("import torch", EMUTPU_CHIP="v9")
     assert result.returncode == 1
-    assert "EMUTPU_CHIP='v9' is not valid: expected one of v4, v5e, v5p, v6e, v7, none" in result.stderr
+    assert "EMUTPU_CHIP='v9' is not valid: expected one of v4, v5e, v5p, v6e, v7, v8i, v8t, none" in result.stderr
 
 
 def test_unknown_variable(run: Run) -> None:
