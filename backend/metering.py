@@ -68,8 +68,8 @@ class Meter:
 
     ``host`` and ``device`` are picoseconds since the device was first used: the host's time, and when the device will have
     done all that was issued. ``issue`` is the host time of a launch in picoseconds, None to measure it. ``steps`` are
-    the times at which an optimizer step had been issued and done. ``trace`` is called with tally, start and end of each
-    launch while somebody records.
+    (time, FLOPs so far) when an optimizer step had been issued and done. ``trace`` is called with tally, start and end of
+    each launch while somebody records.
     """
 
     __slots__ = ("device", "host", "issue", "peak", "rates", "started", "steps", "tallies", "trace", "transfers")
@@ -80,7 +80,7 @@ class Meter:
         self.host = 0
         self.device = 0
         self.tallies: list[Tally] = []
-        self.steps: list[int] = []
+        self.steps: list[tuple[int, float]] = []
         self.transfers = 0
         self.trace: _Trace | None = None
         self.peak: Snapshot | None = None
@@ -109,7 +109,13 @@ class Meter:
 
     def step(self) -> None:
         """An optimizer step has been issued."""
-        self.steps.append(self.now())
+        flops = sum(tally.calls * tally.cost.flops for tally in self.tallies if tally.cost is not None)
+        self.steps.append((self.now(), flops))
+
+    @property
+    def step_flops(self) -> float:
+        """FLOPs from the first to the last step."""
+        return self.steps[-1][1] - self.steps[0][1] if self.steps else 0.0
 
     def _measure(self) -> None:
         if self.issue is None:

@@ -14,7 +14,7 @@ from emutpu.backend.metadata import resize_storage
 from emutpu.backend.options import Precision, carried_to_engine_threads, process_options, set_process
 from emutpu.backend.rng import TpuGenerator
 from emutpu.backend.storage import DEVICE, new_storage
-from emutpu.backend.streams import current_stream, set_stream
+from emutpu.backend.streams import TpuEvent, current_stream, set_stream
 
 __all__ = ["PATCHES", "apply"]
 
@@ -53,6 +53,27 @@ def _generator() -> None:
         return original(cls, *args, **kwargs)
 
     metaclass.__call__ = call
+
+
+def _event() -> None:
+    """``torch.Event("tpu")``: C++ events ask a guard that a Python backend cannot give; ours take their place."""
+    original: Any = torch.Event
+
+    class EventType(type):
+        def __call__(cls, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+            named = torch.accelerator.current_accelerator() if device is None else torch.device(device)
+            if named is not None and named.type == DEVICE.type:
+                return TpuEvent(*args, device=named, **kwargs)
+            return original(device, *args, **kwargs)
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, original)
+
+    event: Any = EventType("Event", (), {"__doc__": original.__doc__, "__module__": "torch"})
+    torch.Event = event  # type: ignore[misc]  # a type in its place
 
 
 def _storage_sizes() -> None:
@@ -200,6 +221,7 @@ PATCHES = (
     _no_sharing_between_processes,
     _no_dlpack,
     _accelerator,
+    _event,
     _float32_matmul_precision,
     _backward_on_this_thread,
     _print_from_the_host,

@@ -274,12 +274,20 @@ class ExecutableMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelledCost:
-    """What the emulated chip would spend on one launch. Modelled, never measured; ``error_bar`` is relative."""
+    """What the emulated chip would spend on one launch. Modelled, never measured.
+
+    ``error_bar`` is relative: the truth is expected between ``seconds / (1 + error_bar)`` and ``seconds * (1 + error_bar)``.
+    ``bound`` names the unit that takes longest, ``units`` the seconds of each (they overlap), ``assumptions`` what was
+    assumed where the model knows no better.
+    """
 
     seconds: float
     flops: float
     hbm_bytes: float
     error_bar: float
+    bound: str = ""
+    units: tuple[tuple[str, float], ...] = ()
+    assumptions: tuple[str, ...] = ()
 
 
 class Executable(Protocol):

@@ -155,6 +155,9 @@ class Runtime:
         """Memory of the emulated device in bytes: the chip's, or the limit that was set instead."""
         if MEMORY.limit is not None:
             return MEMORY.limit
+        return self._chip_bytes()
+
+    def _chip_bytes(self) -> int:
         total = self.client.topology.attributes["hbm_bytes_per_device"]
         assert isinstance(total, int)
         return total
@@ -169,6 +172,7 @@ class Runtime:
     def statistics(self) -> Statistics:
         """A snapshot of the counters."""
         from emutpu.backend.kernels import op_counts
+        from emutpu.backend.modelled import memory_statistics, modelled_statistics
         from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
 
         ops = op_counts()
@@ -181,6 +185,8 @@ class Runtime:
             live_buffers=MEMORY.buffers,
             live_hbm_bytes=MEMORY.live,
             peak_hbm_bytes=MEMORY.peak,
+            modelled=modelled_statistics(self.meter),
+            memory=memory_statistics(self.meter, self._chip_bytes()),
         )
 
 
