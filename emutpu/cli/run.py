@@ -18,9 +18,7 @@ _MODES = {
 }
 _NOT_YET = {
     "--mode defer": "every op is dispatched on its own",
-    "--dry-run": "there is no client that knows costs only",
     "--pci": "there is no fake PCI tree",
-    "--trace": "there is no trace of the modelled device",
 }
 
 
@@ -55,8 +53,17 @@ class _RunCommand(click.Command):
 @click.option("--precision", type=click.Choice(_settings.PRECISIONS), help="float32 matmul precision at the start.")
 @click.option("--allow-fallback", is_flag=True, help="Run ops that are not implemented on the CPU, and report them.")
 @click.option("--dry-run", is_flag=True, help="Shapes and costs only; nothing is computed.")
+@click.option(
+    "--dry-values", metavar="SEED", type=int, help="In a dry run, reads give made-up values instead of raising."
+)
+@click.option("--hbm", metavar="BYTES", help="Memory of the device, such as 16GiB; 'unlimited' reports what is missing.")
+@click.option("--host-issue", metavar="US", help="Modelled host time per launch in microseconds, or 'measured'.")
 @click.option("--pci", is_flag=True, help="Show the program a fake PCI tree of the slice.")
-@click.option("--trace", metavar="FILE", help="Write a trace of the modelled device.")
+@click.option(
+    "--trace",
+    metavar="FILE",
+    help="Write a trace of the modelled device: JSON for Perfetto, or for XProf where FILE is a directory.",
+)
 @json_option("Write the report as JSON; '-' is standard output, and the program's output then goes to standard error.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
@@ -67,6 +74,9 @@ def command(
     precision: str | None,
     allow_fallback: bool,
     dry_run: bool,
+    dry_values: int | None,
+    hbm: str | None,
+    host_issue: str | None,
     pci: bool,
     trace: str | None,
     json_path: str | None,
@@ -77,7 +87,7 @@ def command(
 
     Exits with the program's own code (128 + n when signal n killed it); 70-79 are failures of the emulator.
     """
-    asked = {"--mode defer": mode == "defer", "--dry-run": dry_run, "--pci": pci, "--trace": trace is not None}
+    asked = {"--mode defer": mode == "defer", "--pci": pci}
     for option, reason in _NOT_YET.items():
         if asked[option]:
             raise click.UsageError(f"{option} is not available in this version of emutpu: {reason}")
@@ -87,6 +97,16 @@ def command(
     environment |= {"EMUTPU_CHIP": chip} if chip else {}
     environment |= {"EMUTPU_PRECISION": precision} if precision else {}
     environment |= {"EMUTPU_ALLOW_FALLBACK": "1"} if allow_fallback else {}
+    if dry_values is not None and not dry_run:
+        raise click.UsageError("--dry-values is for --dry-run: values are computed otherwise")
+    further = {
+        "EMUTPU_CLIENT": "dry_run" if dry_run else None,
+        "EMUTPU_DRY_VALUES": None if dry_values is None else str(dry_values),
+        "EMUTPU_HBM": hbm,
+        "EMUTPU_HOST_ISSUE": host_issue,
+        "EMUTPU_TRACE": None if trace is None else os.path.abspath(trace),
+    }
+    environment |= {name: value for name, value in further.items() if value is not None}
     return run_program(arguments, environment, json_path)
 
 
