@@ -69,10 +69,24 @@ class Meter:
     ``host`` and ``device`` are picoseconds since the device was first used: the host's time, and when the device will have
     done all that was issued. ``issue`` is the host time of a launch in picoseconds, None to measure it. ``steps`` are
     (time, FLOPs so far) when an optimizer step had been issued and done. ``trace`` is called with tally, start and end of
-    each launch while somebody records.
+    each launch while somebody records. ``refused`` counts launches that did not fit in memory; ``unread`` is the first of
+    their errors that no read has met yet.
     """
 
-    __slots__ = ("device", "host", "issue", "peak", "rates", "started", "steps", "tallies", "trace", "transfers")
+    __slots__ = (
+        "device",
+        "host",
+        "issue",
+        "peak",
+        "rates",
+        "refused",
+        "started",
+        "steps",
+        "tallies",
+        "trace",
+        "transfers",
+        "unread",
+    )
 
     def __init__(self, issue: int | None = DEFAULT_ISSUE) -> None:
         self.issue = issue
@@ -82,6 +96,8 @@ class Meter:
         self.tallies: list[Tally] = []
         self.steps: list[tuple[int, float]] = []
         self.transfers = 0
+        self.refused = 0
+        self.unread: PjrtError | None = None
         self.trace: _Trace | None = None
         self.peak: Snapshot | None = None
         self.started = time.perf_counter_ns()
@@ -196,6 +212,9 @@ class Meter:
         needs = tally.memory
         # The tensors that results replace in place may not have been written yet: their memory is asked for now.
         error = allocation_failure(tally.name, needs.results, needs.temporaries, counted=needs.aliased)
+        self.refused += 1
+        if self.unread is None:
+            self.unread = error
         for position in executable.donated:
             arguments[position].delete()
         return [ErrorBuffer(aval, error) for aval in executable.results]
@@ -294,13 +313,19 @@ class MeteringClient:
         return self.inner.from_host(array, zero_copy=zero_copy)
 
     def to_host(self, buffer: Buffer) -> np.ndarray[Any, Any]:
+        if isinstance(buffer, ErrorBuffer) and buffer.error is self.meter.unread:
+            self.meter.unread = None
         array = self.inner.to_host(buffer)
         self.meter.transfer(array.nbytes, to_device=False)
         return array
 
     def synchronize(self) -> None:
+        """Wait; raises the first failure that nobody has read."""
         self.inner.synchronize()
         self.meter.wait()
+        error, self.meter.unread = self.meter.unread, None
+        if error is not None:
+            raise error
 
     def memory_stats(self) -> MemoryStats:
         """The emulated device's memory, by live cells."""

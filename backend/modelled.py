@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 
@@ -54,7 +55,7 @@ def _share(part: float, whole: float) -> float | None:
 def _steps(meter: Meter) -> tuple[float | None, float]:
     """Median seconds between two optimizer steps, and the seconds from the first to the last."""
     times = [at for at, _ in meter.steps]
-    between = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    between = [later - earlier for earlier, later in itertools.pairwise(times)]
     if not between:
         return None, 0.0
     return statistics.median(between) / PICOSECONDS, (times[-1] - times[0]) / PICOSECONDS

@@ -5,6 +5,7 @@ Imports neither jax nor Dynamo, and nothing heavy: the lowerings and the client 
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import sys
@@ -154,3 +155,33 @@ def _activate(settings: _settings.Settings) -> None:
         from emutpu._report import install_exit_report
 
         install_exit_report(settings.report.replace("{pid}", str(os.getpid())))
+    if settings.trace is not None:
+        _trace_until_exit(settings.trace, settings.chip)
+
+
+def _trace_until_exit(path: str, chip: str) -> None:
+    """Record every launch and write the trace at exit; ``{pid}`` stands for the process id. Forked children write none."""
+    from emutpu.backend.runtime import runtime
+    from emutpu.backend.tracing import Recorder
+
+    recorder = Recorder(runtime().meter)
+    runtime().meter.record(recorder)
+    owner = os.getpid()
+
+    def write() -> None:
+        if os.getpid() != owner or not runtime().initialized:
+            return
+        from emutpu.simulator import trace
+
+        rates = runtime().meter.rates
+        try:
+            written = trace.write(
+                path.replace("{pid}", str(owner)), recorder.launches(), recorder.steps(), chip, (rates.flops, rates.hbm)
+            )
+        except (OSError, ValueError) as error:
+            _say(f"emutpu: the trace was not written: {error}")
+        else:
+            left_out = f"; {recorder.dropped} later launches are left out" if recorder.dropped else ""
+            _say(f"emutpu: trace of the modelled device: {written}{left_out}")
+
+    atexit.register(write)

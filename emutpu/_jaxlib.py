@@ -35,6 +35,7 @@ __all__ = [
     "result_handler",
     "run_passes",
     "serialize",
+    "serialize_xspace",
     "shaped",
     "single_device_sharding",
     "stablehlo",
@@ -257,3 +258,11 @@ def _processor() -> str:
 def fingerprint() -> str:
     """The jax and jaxlib versions, XLA flags, CPU and its feature flags, as one line."""
     return f"jax {versions()[0]} jaxlib {versions()[1]} cpu {_processor()} xla_flags {xla_flags()!r}"
+
+
+def serialize_xspace(text: str) -> bytes:
+    """The bytes of an XSpace (what XProf reads) from its text form; jaxlib has the protocol buffer built in."""
+    from jax.profiler import ProfileData
+
+    data: bytes = ProfileData.text_proto_to_serialized_xspace(text)
+    return data

@@ -92,7 +92,9 @@ def _modelled_rows(table: Table, document: Document) -> None:
         share = f", MFU {known['step_mfu']:.2%}" if known["step_mfu"] is not None else ""
         lines.append(f"optimizer step {_seconds(known['step_seconds'])} (median of {known['steps'] - 1}){share}")
     table.add_row("modelled", Text("\n".join(lines)))
-    slow = [f"{_seconds(row['seconds']):>10}  {row['launches']:>7,}  {row['name']}" for row in known["top"][:_TOP_TIMES]]
+    slow = [
+        f"{_seconds(row['seconds']):>10}  {row['launches']:>7,}  {row['name']}" for row in known["top"][:_TOP_TIMES]
+    ]
     table.add_row("device time", Text("\n".join(slow) or "none"))
     warned = [*known["assumptions"], *(f"{n:,} launches of {op} have no cost" for op, n in known["unmodelled"].items())]
     if warned:

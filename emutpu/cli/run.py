@@ -56,13 +56,15 @@ class _RunCommand(click.Command):
 @click.option(
     "--dry-values", metavar="SEED", type=int, help="In a dry run, reads give made-up values instead of raising."
 )
-@click.option("--hbm", metavar="BYTES", help="Memory of the device, such as 16GiB; 'unlimited' reports what is missing.")
+@click.option(
+    "--hbm", metavar="BYTES", help="Memory of the device, such as 16GiB; 'unlimited' reports what is missing."
+)
 @click.option("--host-issue", metavar="US", help="Modelled host time per launch in microseconds, or 'measured'.")
 @click.option("--pci", is_flag=True, help="Show the program a fake PCI tree of the slice.")
 @click.option(
     "--trace",
     metavar="FILE",
-    help="Write a trace of the modelled device: JSON for Perfetto, or for XProf where FILE is a directory.",
+    help="Write a trace of the modelled device: .json for Perfetto, .xplane.pb or a directory for XProf.",
 )
 @json_option("Write the report as JSON; '-' is standard output, and the program's output then goes to standard error.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
@@ -104,7 +106,7 @@ def command(
         "EMUTPU_DRY_VALUES": None if dry_values is None else str(dry_values),
         "EMUTPU_HBM": hbm,
         "EMUTPU_HOST_ISSUE": host_issue,
-        "EMUTPU_TRACE": None if trace is None else os.path.abspath(trace),
+        "EMUTPU_TRACE": None if trace is None else _trace(trace),
     }
     environment |= {name: value for name, value in further.items() if value is not None}
     return run_program(arguments, environment, json_path)
@@ -130,6 +132,16 @@ def run_program(arguments: list[str], environment: dict[str, str], json_path: st
         if json_path != "-":
             terminal.print(f"report: {json_path}", markup=False)
     return outcome.exit_code
+
+
+def _trace(path: str) -> str:
+    from emutpu.simulator.trace import trace_format
+
+    try:
+        trace_format(path)
+    except ValueError as error:
+        raise click.UsageError(f"--trace: {error}") from None
+    return os.path.abspath(path)
 
 
 def _script(program: tuple[str, ...]) -> list[str]:
