@@ -40,18 +40,25 @@ DEFAULT_ISSUE = 5_000_000
 """Picoseconds of host time per launch: 5 us, an assumption (jaxlib's own dispatch takes 3 to 6 us on a host CPU)."""
 
 _Launch = Callable[[Sequence["Buffer"]], Sequence["Buffer"]]
-_Trace = Callable[["Tally", int, int], None]
+_Trace = Callable[["Tally", int, int, int], None]
 
 
 @dataclasses.dataclass(slots=True)
 class Tally:
-    """How often an executable was launched, and what one launch costs (``duration`` in picoseconds)."""
+    """How often an executable was launched, and what one launch costs (``duration`` in picoseconds).
+
+    ``counters`` give the launches so far, one for each way to launch.
+    """
 
     name: str
     cost: ModelledCost | None
     duration: int
     memory: ExecutableMemory
-    calls: int = 0
+    counters: list[Callable[[], int]] = dataclasses.field(default_factory=list)
+
+    @property
+    def calls(self) -> int:
+        return sum(counter() for counter in self.counters)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,17 +73,21 @@ class Rates:
 class Meter:
     """The modelled clock of the process's device.
 
-    ``host`` and ``device`` are picoseconds since the device was first used: the host's time, and when the device will have
-    done all that was issued. ``issue`` is the host time of a launch in picoseconds, None to measure it. ``steps`` are
-    (time, FLOPs so far) when an optimizer step had been issued and done. ``trace`` is called with tally, start and end of
-    each launch while somebody records. ``refused`` counts launches that did not fit in memory; ``unread`` is the first of
-    their errors that no read has met yet.
+    ``host`` is the host's time and ``device`` when the device will have done all that was issued, both in picoseconds since
+    the device was first used. ``issue`` is the host time of a launch in picoseconds, None to measure it. ``steps`` are
+    (time, FLOPs so far) when an optimizer step had been issued and done. ``trace`` is called with tally, host time, start
+    and end of each launch while somebody records. ``refused`` counts launches that did not fit in memory; ``unread`` is
+    the first of their errors that no read has met yet.
+
+    What a launch touches is ``lead`` alone, how far the device is behind the host: the host's time follows from the number
+    of launches.
     """
 
     __slots__ = (
-        "device",
-        "host",
+        "_base",
+        "_traced",
         "issue",
+        "lead",
         "peak",
         "rates",
         "refused",
@@ -91,8 +102,9 @@ class Meter:
     def __init__(self, issue: int | None = DEFAULT_ISSUE) -> None:
         self.issue = issue
         self.rates = Rates()
-        self.host = 0
-        self.device = 0
+        self.lead = 0
+        self._base = 0
+        self._traced = 0
         self.tallies: list[Tally] = []
         self.steps: list[tuple[int, float]] = []
         self.transfers = 0
@@ -104,24 +116,38 @@ class Meter:
 
     # Time ------------------------------------------------------------------------------------------------
 
-    def now(self) -> int:
-        """When everything issued so far is done, in picoseconds; also the host's time if that is later."""
+    @property
+    def launches(self) -> int:
+        """Launches so far."""
+        return sum(tally.calls for tally in self.tallies)
+
+    @property
+    def host(self) -> int:
         self._measure()
-        return max(self.host, self.device)
+        return self._base + (self.issue or 0) * self.launches
+
+    @property
+    def device(self) -> int:
+        return self.host + self.lead
+
+    def now(self) -> int:
+        """When everything issued so far is done, in picoseconds; the host's time if that is later."""
+        return self.host + max(self.lead, 0)
 
     def wait(self) -> None:
         """The host waits for the device."""
-        self.host = self.now()
+        self._measure()
+        self._base += max(self.lead, 0)
+        self.lead = 0
 
     def transfer(self, nbytes: int, *, to_device: bool) -> None:
-        """Bytes cross between host and device. A read waits for the device first."""
+        """Bytes cross between host and device. A read waits for the device, and for itself."""
         self._measure()
         self.transfers += nbytes
         duration = round(nbytes / self.rates.host * PICOSECONDS) if self.rates.host else 0
-        if to_device:
-            self.device = max(self.host, self.device) + duration
-        else:
-            self.host = self.device = max(self.host, self.device) + duration
+        self.lead = max(self.lead, 0) + duration
+        if not to_device:
+            self.wait()
 
     def step(self) -> None:
         """An optimizer step has been issued."""
@@ -134,14 +160,18 @@ class Meter:
         return self.steps[-1][1] - self.steps[0][1] if self.steps else 0.0
 
     def _measure(self) -> None:
+        """Let the host's time be this host's, where it is measured."""
         if self.issue is None:
-            self.host = max(self.host, (time.perf_counter_ns() - self.started) * 1000)
+            passed = max(0, (time.perf_counter_ns() - self.started) * 1000 - self._base)
+            self._base += passed
+            self.lead -= passed
 
     # Launches --------------------------------------------------------------------------------------------
 
     def record(self, trace: _Trace | None) -> None:
         """Call ``trace`` for every launch from now on; None stops."""
         self.trace = trace
+        self._traced = self.launches
         self.refresh()
 
     def refresh(self) -> None:
@@ -165,25 +195,29 @@ class Meter:
         transient = needs.results - needs.aliased + needs.temporaries
         duration, issue, memory, meter = tally.duration, self.issue, MEMORY, self
         refused = self._attendant(executable, tally, transient)
+        calls = 0
+        tally.counters.append(lambda: calls)
 
         def launch(arguments: Sequence[Buffer]) -> Sequence[Buffer]:
+            nonlocal calls
             if memory.live + transient > memory.ceiling:
                 failed = refused(arguments)
                 if failed is not None:
                     return failed
-            tally.calls += 1
-            host = meter.host = meter.host + issue  # type: ignore[operator]  # measured otherwise, below
-            device = meter.device
-            meter.device = (host if host > device else device) + duration  # noqa: FURB136  # a call would cost more
+            calls += 1
+            lead = meter.lead - issue  # type: ignore[operator]  # measured otherwise, below
+            meter.lead = (lead if lead > 0 else 0) + duration  # noqa: FURB136  # a call would cost more
             return run(arguments)
 
         def measured(arguments: Sequence[Buffer]) -> Sequence[Buffer]:
+            nonlocal calls
             if memory.live + transient > memory.ceiling:
                 failed = refused(arguments)
                 if failed is not None:
                     return failed
-            tally.calls += 1
-            meter.device = meter.now() + duration
+            calls += 1
+            meter._measure()
+            meter.lead = max(meter.lead, 0) + duration
             return run(arguments)
 
         return measured if issue is None else launch
@@ -194,19 +228,27 @@ class Meter:
         """What happens before a launch beyond the ceiling: None to go on, or the results of one that does not fit."""
 
         def refused(arguments: Sequence[Buffer]) -> Sequence[Buffer] | None:
-            if any(argument.__class__ is ErrorBuffer for argument in arguments):
-                return None
+            failed = any(argument.__class__ is ErrorBuffer for argument in arguments)
             wanted = MEMORY.live + transient
-            if MEMORY.limit is not None and wanted > MEMORY.limit:
+            if not failed and MEMORY.limit is not None and wanted > MEMORY.limit:
                 return self._out_of_memory(executable, tally, arguments)
-            if wanted > MEMORY.peak:
+            if not failed and wanted > MEMORY.peak:
                 self._new_peak(wanted, tally.name)
             if self.trace is not None:
-                start = max(self.host + (self.issue or 0), self.device)
-                self.trace(tally, start, start + tally.duration)
+                self._tell(tally)
             return None
 
         return refused
+
+    def _tell(self, tally: Tally) -> None:
+        """Tell the recorder of a launch that is about to happen."""
+        assert self.trace is not None
+        self._measure()
+        issue = self.issue or 0
+        host = self._base + issue * self._traced
+        self._traced += 1
+        start = host + max(issue, self.lead)
+        self.trace(tally, host, start, start + tally.duration)
 
     def _out_of_memory(self, executable: Executable, tally: Tally, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
         needs = tally.memory

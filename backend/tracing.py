@@ -41,9 +41,9 @@ class Recorder:
         self.dropped = 0
         self._launches: list[tuple[Tally, int, int, int, int]] = []
 
-    def __call__(self, tally: Tally, start: int, end: int) -> None:
+    def __call__(self, tally: Tally, issued: int, start: int, end: int) -> None:
         if len(self._launches) < _MOST:
-            self._launches.append((tally, self.meter.host, start, end, MEMORY.live))
+            self._launches.append((tally, issued, start, end, MEMORY.live))
         else:
             self.dropped += 1
 

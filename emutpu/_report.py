@@ -135,8 +135,14 @@ def run_document(
         "peak_hbm_bytes": statistics.peak_hbm_bytes if statistics else 0,
         "hbm": _memory(statistics),
         "modelled": _modelled(statistics),
-        "notes": ABSENT | ({} if statistics else {"client": "the device was never initialised"}),
+        "notes": ABSENT | _gaps(statistics),
     }
+
+
+def _gaps(statistics: Statistics | None) -> dict[str, str]:
+    if statistics is None:
+        return {"client": "the device was never initialised", "modelled": "the device was never initialised"}
+    return {} if statistics.modelled is not None else {"modelled": "nobody kept the modelled device's time"}
 
 
 def _memory(statistics: Statistics | None) -> Document | None:

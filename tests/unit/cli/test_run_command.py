@@ -205,7 +205,6 @@ def test_variables_of_the_shell_are_kept(emutpu: Command, program: Write) -> Non
         (["--precision", "medium", "program.py"], "medium"),
         (["--mode", "defer", "program.py"], "--mode defer is not available"),
         (["--pci", "program.py"], "--pci is not available"),
-        (["--trace", "t.json", "program.py"], "--trace is not available"),
         (["--topology", "v5e-8", "program.py"], "v5e-8 is not available"),
         (["--topology", "cube", "program.py"], "not a slice"),
         (["--topology", "v5p-1", "--chip", "v5e", "program.py"], "contradicts"),
