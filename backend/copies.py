@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from emutpu.backend.cell import MEMORY, Cell, layout_of
+from emutpu.backend.deferred.values import ready
 from emutpu.backend.dtypes import DTYPES, check_supported, dtype_name, numpy_dtype
 from emutpu.backend.errors import device_mismatch, op_label, read_failure
 from emutpu.backend.location import capture
@@ -62,12 +63,11 @@ def _dense(tensor: torch.Tensor) -> tuple[Buffer, Cell]:
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
-    if not plain or cell.value is None:
+    if not plain:
         dense = torch.ops.aten.clone(tensor.resolve_conj().resolve_neg(), memory_format=torch.contiguous_format)
         cell = cell_of(dense)
         assert cell is not None
-        assert cell.value is not None
-    return cell.value, cell
+    return ready(cell, ".cpu()"), cell
 
 
 def _read(tensor: torch.Tensor, trigger: str) -> np.ndarray[Any, Any]:

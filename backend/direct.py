@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from emutpu.backend import attention, data_dependent
+from emutpu.backend import attention, composed, data_dependent
 from emutpu.backend.copies import copy_from, large_to_host, local_scalar
 from emutpu.backend.storage import DEVICE, empty_tensor
 
@@ -73,6 +73,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "_local_scalar_dense": local_scalar,
     "_to_copy": _to_copy,
     **attention.KERNELS,
+    **composed.KERNELS,
     **data_dependent.KERNELS,
     **data_dependent.OTHER_KERNELS,
 }

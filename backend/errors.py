@@ -13,7 +13,16 @@ from emutpu.backend.pjrt import InvalidArgument, OutOfRange, PjrtError, Resource
 if TYPE_CHECKING:
     from emutpu.backend.pjrt import Buffer
 
-__all__ = ["describe", "device_mismatch", "launch_failure", "not_implemented", "op_label", "read_failure", "user_line"]
+__all__ = [
+    "describe",
+    "device_mismatch",
+    "launch_failure",
+    "not_implemented",
+    "op_label",
+    "read_failure",
+    "region_failure",
+    "user_line",
+]
 
 
 def op_label(name: str) -> str:
@@ -67,6 +76,18 @@ def launch_failure(error: PjrtError, origin: Origin, what: str = "the XLA compil
     name, code, offset = origin
     made = _exception_type(error)(
         f"{op_label(name)}(): {what}: {error.message}\n  {name} issued at {describe(code, offset)}"
+    )
+    made.__cause__ = error
+    return made
+
+
+def region_failure(error: PjrtError, origin: Origin, trigger: Origin) -> Exception:
+    """A failure to compile or launch a region: names its last op, and what asked for it."""
+    name, code, offset = origin
+    made = _exception_type(error)(
+        f"{op_label(name)}(): the XLA compiler failed with: {error.message}\n"
+        f"  {name} issued at {describe(code, offset)}\n"
+        f"  materialized by {trigger[0]} at {describe(*trigger[1:])}"
     )
     made.__cause__ = error
     return made

@@ -15,6 +15,7 @@ import torch
 
 from emutpu._jaxlib import context, func, ir
 from emutpu.backend.dtypes import mlir_name, numpy_dtype
+from emutpu.backend.location import Location
 from emutpu.backend.value import Number, Shape, Value, attribute, highest, int_array, lowest
 
 __all__ = ["Body", "Builder", "Number", "Precision", "Shape", "Value", "broadcast_shapes", "highest", "lowest"]
@@ -26,6 +27,11 @@ Body = Callable[..., "Value | Sequence[Value]"]
 @functools.cache
 def _unknown() -> Any:
     return ir.Location.unknown(context())
+
+
+@functools.lru_cache(maxsize=4096)
+def _line(file: str, line: int) -> Any:
+    return ir.Location.file(file, line, 0, context())
 
 
 @functools.lru_cache(maxsize=65536)
@@ -67,6 +73,13 @@ class Builder:
         self._types.append(mlir_type)
         self._argument_attributes.append(attribute("{jax.buffer_donor = true}" if donated else "{}"))
         return Value(self, self._block.add_argument(mlir_type, self._location), shape, dtype)
+
+    def at(self, location: Location | None) -> None:
+        """What is emitted from now on comes from this line of the user's."""
+        if location is None:
+            self._location = _unknown()
+        else:
+            self._location = _line(location.file, location.line)
 
     def finish(self, results: Sequence[Value], reused: Sequence[int] = ()) -> bytes:
         """End the module and give its bytecode; ``reused`` are the results that replace a tensor in its own memory."""

@@ -19,6 +19,9 @@ import numpy as np
 import torch
 
 from emutpu.backend.cell import Cell
+from emutpu.backend.deferred.ops import deferred_entry
+from emutpu.backend.deferred.queue import forget as forget_deferred
+from emutpu.backend.deferred.values import Pending, operand
 from emutpu.backend.errors import device_mismatch, launch_failure
 from emutpu.backend.hlo import Number
 from emutpu.backend.location import KNOWN_FILES, Origin, capture
@@ -30,7 +33,7 @@ from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import cell_of, wrap
 from emutpu.backend.strict import Entry, Signature, argument_kind, miss
 
-__all__ = ["Kernel", "forget_entries", "op_counts", "out_kernel"]
+__all__ = ["Kernel", "forget_entries", "launch_count", "op_counts", "out_kernel"]
 
 _SCALAR_DTYPES = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex64}
 _SCALAR_LIMIT = 4096
@@ -70,14 +73,27 @@ class _Scalars:
         return taken
 
 
+_runtime = runtime()
+
+
+def _donating() -> bool:
+    """Donation is for launches: what is recorded may be computed after its operands changed hands."""
+    return _runtime.donating and not LOCAL.state.defers
+
+
 _scalars = _Scalars()
 _kernels: dict[str, Kernel] = {}
 
 
 def op_counts() -> dict[str, int]:
-    """Launches by overload name since the start."""
+    """Ops launched or recorded, by overload name, since the start."""
     counts = {f"aten.{name}": kernel.calls for name, kernel in _kernels.items()}
     return {name: calls for name, calls in sorted(counts.items(), key=lambda item: -item[1]) if calls}
+
+
+def launch_count() -> int:
+    """Launches of single ops since the start; what was recorded is launched in regions, which the runtime counts."""
+    return sum(kernel.calls - kernel.recorded for kernel in _kernels.values())
 
 
 def forget_entries() -> None:
@@ -85,6 +101,7 @@ def forget_entries() -> None:
     for kernel in _kernels.values():
         kernel.forget()
     _scalars.clear()
+    forget_deferred()
 
 
 def abandon_entries() -> object:
@@ -96,24 +113,15 @@ def abandon_entries() -> object:
     return kept
 
 
-def _fill(cell: Cell) -> Buffer:
-    """An unwritten cell that is read holds zeros from now on."""
-    from emutpu.backend.dtypes import numpy_dtype
-
-    layout, dtype, client = cell.layout, numpy_dtype(cell.layout.dtype), runtime().client
-    # What computes nothing needs no memory either.
-    zeros = np.zeros(layout.dims, dtype) if client.computes else np.broadcast_to(np.zeros((), dtype), layout.dims)
-    cell.value = client.from_host(zeros)
-    return cell.value
-
-
 def _foreign(name: str, argument: str, tensor: torch.Tensor | Number) -> tuple[Buffer, tuple[Any, ...]]:
     """Buffer and key of an operand without a cell: numbers and 0-d CPU tensors may mix, nothing else."""
     if not isinstance(tensor, torch.Tensor):
         return _scalars.get(tensor), (tensor.__class__, None, None, None, None)
     cell = cell_of(tensor)
     if cell is not None:
-        value = cell.value if cell.value is not None else _fill(cell)
+        value = cell.value
+        if value is None or value.__class__ is Pending:
+            value = operand(cell)
         key = (cell.layout, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
         return value, key
     if tensor.dim() or tensor.device.type != "cpu":
@@ -156,24 +164,39 @@ class Kernel:
         self.signature = Signature.of(op, row)
         self.entries: dict[Any, Entry] = {}
         self._forgotten = 0
+        self._recorded = 0
         self.source = _Source(self.signature).text()
         self.function = self._compile()
         _kernels[self.name.removeprefix("aten.")] = self
 
     @property
     def calls(self) -> int:
-        return self._forgotten + sum(entry.calls for entry in self.entries.values())
+        return self._forgotten + sum(entry.calls for entry in list(self.entries.values()))  # others may be adding some
 
     def forget(self) -> None:
-        self._forgotten = self.calls
+        self._forgotten, self._recorded = self.calls, self.recorded
         self.entries.clear()
 
+    @property
+    def recorded(self) -> int:
+        """How many of the calls were recorded rather than launched."""
+        return self._recorded + sum(entry.calls for entry in self.entries.values() if entry.record is not None)
+
     def _miss(self, key: Any, values: tuple[Any, ...], donate: bool) -> Entry:
-        entry = miss(self.signature, key[0], values, donate)
+        options = key[0]
+        if options.flushes:
+            self._forgotten += 1
+            self._recorded += 1
+            return deferred_entry(self.signature, options, values)
+        if options.defers:
+            entry = deferred_entry(self.signature, options, values)
+        else:
+            entry = miss(self.signature, options, values, donate)
         if runtime().cache.allow:
             self.entries[key] = entry
         else:
             self._forgotten += 1  # the launch counts, though its entry is not kept
+            self._recorded += entry.record is not None
         return entry
 
     def _compile(self) -> Callable[..., Any]:
@@ -184,10 +207,10 @@ class Kernel:
             "LOCAL": LOCAL,
             "blame": _blame,
             "capture": capture,
-            "donating": lambda: runtime().donating,
+            "donating": _donating,
             "draw": draw,
             "entries": self.entries,
-            "fill": _fill,
+            "fill": operand,
             "foreign": _foreign,
             "getframe": _getframe,
             "getrefcount": getrefcount,
@@ -196,10 +219,12 @@ class Kernel:
             "miss": self._miss,
             "name": self.name,
             "numbers": _NUMBERS,
+            "pending": Pending,
             "scalar_value": _scalars.get,
             "shared": _shared,
             "storage": torch.Tensor.untyped_storage,
             "target": _target,
+            "unready": frozenset({type(None), Pending}),
             "wrap": wrap,
             **{f"default_{a.name}": a.default_value for a in self.op._schema.arguments if a.has_default_value()},
         }
@@ -257,12 +282,14 @@ class _Source:
         self._add(1, "e.calls += 1")
         self._late_arguments()
         self._origin()
-        self._add(1, "try:")
-        self._add(2, "r = e.launch(a)")
-        self._add(1, "except PjrtError as error:")
-        self._add(2, 'raise launch_failure(error, g, "the launch was refused") from error')
-        self._add(1, "if r and r[0].__class__ is ErrorBuffer:")
-        self._add(2, "blame(r, g)")
+        self._add(1, "if e.record is not None: r = e.record(a, g)")
+        self._add(1, "else:")
+        self._add(2, "try:")
+        self._add(3, "r = e.launch(a)")
+        self._add(2, "except PjrtError as error:")
+        self._add(3, 'raise launch_failure(error, g, "the launch was refused") from error')
+        self._add(2, "if r and r[0].__class__ is ErrorBuffer:")
+        self._add(3, "blame(r, g)")
         self._results()
         return "\n".join(self.lines) + "\n"
 
@@ -324,7 +351,7 @@ class _Source:
         self._add(depth + 1, f"v_{x}, (l_{x}, z_{x}, s_{x}, o_{x}, t_{x}) = foreign(name, {_label(x)}, {x})")
         self._add(depth, "else:")
         self._add(depth + 1, f"v_{x} = c_{x}.value")
-        self._add(depth + 1, f"if v_{x} is None: v_{x} = fill(c_{x})")
+        self._add(depth + 1, f"if v_{x}.__class__ in unready: v_{x} = fill(c_{x})")
         self._lies(depth + 1, x)
         if self.display:
             self.values.append(f"v_{x}")
@@ -347,8 +374,8 @@ class _Source:
         self._add(depth, f"c_{x} = getattr(storage({x}), 'cell', None)")
         self._add(depth, f"if c_{x} is None: c_{x} = target(name, {_label(x)}, {x})")
         self._add(depth, f"v_{x} = c_{x}.value")
-        if self.signature.row.reads:
-            self._add(depth, f"if v_{x} is None: v_{x} = fill(c_{x})")
+        unready = "in unready" if self.signature.row.reads else "is pending"
+        self._add(depth, f"if v_{x}.__class__ {unready}: v_{x} = fill(c_{x})")
         # References: the cell, this frame's local, the argument of getrefcount itself.
         unwritten = "" if self.signature.row.reads else f"v_{x} is not None and "
         self._add(depth, f"if {unwritten}getrefcount(v_{x}) != 3: d = False")
@@ -371,7 +398,7 @@ class _Source:
             self._add(3, f"v, k = foreign(name, {_label(x)}, t)")
             self._add(3, f"a.append(v); k_{x}.append(k); continue")
         self._add(2, "v = c.value")
-        self._add(2, "if v is None: v = fill(c)")
+        self._add(2, "if v.__class__ in unready: v = fill(c)")
         if written:
             self._add(2, "if getrefcount(v) != 3: d = False")
             self._add(2, f"c_{x}.append(c)")

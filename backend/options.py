@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from emutpu.backend.pjrt import CompileOptions
@@ -35,6 +35,9 @@ class EagerMode(enum.IntEnum):
     _INTERNAL_COMPILE_FX_GRAPH = 4
 
 
+_DEFERRING = frozenset({EagerMode.DEFER_AND_FUSE, EagerMode._INTERNAL_COMPILE_FX_GRAPH})
+
+
 class Precision(enum.IntEnum):
     """Passes of an f32 matmul: 1, 3 or 6 bf16 passes."""
 
@@ -47,7 +50,8 @@ class Precision(enum.IntEnum):
 class Options:
     """Interned (see :func:`_intern`), so that keys compare them by identity first.
 
-    ``precision`` is None in the options of ops that emit neither dots nor convolutions.
+    ``precision`` is None in the options of ops that emit neither dots nor convolutions. ``flushes`` is set for the first
+    op after DEFER_AND_FUSE was left with work pending: it joins that work, and all of it is launched.
     """
 
     mode: EagerMode = EagerMode.DEFER_NEVER
@@ -55,13 +59,19 @@ class Options:
     excess_precision: bool = False
     overrides: tuple[tuple[str, str], ...] = ()
     bounds_checks: bool = False
+    flushes: bool = False
+
+    @property
+    def defers(self) -> bool:
+        """True when ops are recorded rather than launched."""
+        return self.flushes or self.mode in _DEFERRING
 
     @property
     def compile_options(self) -> CompileOptions:
         from emutpu.backend.pjrt import CompileOptions, Effort
 
         given = dict(self.overrides)
-        effort = Effort[given.pop("xla_optimization_level", "O1")]
+        effort = Effort[given.pop("xla_optimization_level", "O2" if self.defers else "O1")]
         given.pop(
             "xla_memory_fitting_level", None
         )  # how hard the TPU compiler tries to fit a program: nothing here can
@@ -82,10 +92,12 @@ def _intern(options: Options) -> Options:
 class ThreadOptions:
     """One thread's options: the process default with this thread's overrides on top, innermost last."""
 
-    __slots__ = ("__weakref__", "options", "plain", "stack")
+    __slots__ = ("__weakref__", "defers", "drawer", "options", "plain", "queue", "stack")
 
     def __init__(self, stack: tuple[dict[str, object], ...] = ()) -> None:
         self.stack = list(stack)
+        self.queue: Any = None  # of its stream (:mod:`emutpu.backend.deferred.queue`), once it has recorded an op
+        self.drawer: Any = None  # the generator whose state the op that is being recorded takes
         self.refresh()
         _threads.add(self)
 
@@ -93,7 +105,11 @@ class ThreadOptions:
         merged: dict[str, object] = {}
         for changes in self.stack:
             merged.update(changes)
-        self.options = _intern(dataclasses.replace(_process.options, **merged))  # type: ignore[arg-type]  # field names
+        options = dataclasses.replace(_process.options, **merged)  # type: ignore[arg-type]  # field names
+        if not options.defers and self.queue is not None and self.queue.pending:
+            options = dataclasses.replace(options, flushes=True)
+        self.options = _intern(options)
+        self.defers = options.defers
         # What ops without a matmul are keyed with: a change of precision must not recompile them.
         self.plain = _intern(dataclasses.replace(self.options, precision=None))
 
@@ -147,6 +163,7 @@ def override(**changes: object) -> Iterator[None]:
 def _take_over(state: ThreadOptions, parent: ThreadOptions) -> None:
     if state is not parent:
         state.stack = list(parent.stack)
+        state.queue = parent.queue
         state.refresh()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from emutpu import _facts as facts
 from emutpu.backend.metadata import KERNELS
 from emutpu.backend.runtime import runtime
 
@@ -21,6 +22,16 @@ __all__ = ["activate", "kernel", "load", "loaded", "registered"]
 
 DEVICE_NAME = "tpu"
 _KEY = "PrivateUse1"
+
+
+# out= overloads whose functional form, or whose name, is another.
+_OUT_OF = {
+    "_native_batch_norm_legit.out": "_native_batch_norm_legit",
+    "adaptive_avg_pool2d.out": "_adaptive_avg_pool2d",
+    "adaptive_avg_pool3d.out": "_adaptive_avg_pool3d",
+    "adaptive_avg_pool3d_backward.grad_input": "_adaptive_avg_pool3d_backward",
+    "conj_physical.out": "_conj_physical",
+}
 
 
 class _Registrations:
@@ -131,23 +142,28 @@ def load() -> None:
     with _lock:
         if _Registrations.loaded:
             return
-        from emutpu.backend import data_dependent, direct
+        from emutpu.backend import data_dependent, direct, quirks
+        from emutpu.backend.kernels import out_kernel
         from emutpu.backend.lowering import LOWERINGS
 
         assert _Registrations.library is not None, "activate() first"
         configuration = runtime().configuration
         beyond = configuration is not None and configuration.beyond
+        lacking = frozenset() if beyond else frozenset(facts.read("torchtpu_missing_overloads.txt"))
         for row in LOWERINGS.values():
             if beyond or not row.beyond:
-                _register_row(row)
+                _register_row(row, lacking)
+        for name, functional in _OUT_OF.items():
+            _register(name, out_kernel(overload(functional), overload(name)), overload(name))
         for name, function in direct.KERNELS.items():
             if beyond or name not in data_dependent.BEYOND:
                 _register(name, function, function)
                 if name in data_dependent.KERNELS:
                     _register_out(name)
-        for name, function in direct.COMPOSITES.items():
+        for name, function in (direct.COMPOSITES | quirks.composites()).items():
+            watched = quirks.guarded(name, function)
             for key in (_KEY, f"Autograd{_KEY}"):
-                _Registrations.library.impl(name, function, key)
+                _Registrations.library.impl(name, watched, key)
         _Registrations.loaded = True
 
 
@@ -156,12 +172,15 @@ def _register(name: str, function: Callable[..., Any], described: Any) -> None:
         raise AssertionError(f"two kernels for aten::{name}")
     if _is_composite(name):
         raise AssertionError(f"aten::{name} decomposes: a kernel without an autograd formula would lose its gradients")
+    from emutpu.backend.quirks import guarded
+
     assert _Registrations.library is not None
-    _Registrations.library.impl(name, function, _KEY)
+    _Registrations.library.impl(name, guarded(name, function), _KEY)
     _registered[name] = described
 
 
-def _register_row(row: Any) -> None:
+def _register_row(row: Any, lacking: frozenset[str]) -> None:
+    """A row and what is derived from it, but for the ``lacking`` overloads, which the device has not."""
     from emutpu.backend.kernels import Kernel, out_kernel
 
     op = overload(row.name)
@@ -180,6 +199,8 @@ def _register_row(row: Any) -> None:
         return
     for derived in _derived(op):
         name = overload_name(derived)
+        if name in lacking:
+            continue
         if any(a.is_out for a in derived._schema.arguments):
             _register(name, out_kernel(op, derived), derived)
         else:

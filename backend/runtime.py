@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 import sys
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING
 
 from emutpu.backend.cache import CompileCache
 from emutpu.backend.cell import MEMORY
+from emutpu.backend.keys import Key, Versions
 from emutpu.backend.location import capture, locate
 from emutpu.backend.metering import DEFAULT_ISSUE, Meter, MeteringClient
 from emutpu.backend.options import LOCAL, EagerMode
 
 if TYPE_CHECKING:
+    from emutpu.backend.cache import LowerTiers
     from emutpu.backend.pjrt import Client
-    from emutpu.backend.statistics import Statistics
+    from emutpu.backend.statistics import Statistics, TierStatistics
 
 __all__ = ["Configuration", "Runtime", "runtime"]
 
@@ -30,7 +33,11 @@ FORK_MESSAGE = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Configuration:
-    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed.
+    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed,
+    whose bugs.
+
+    ``versions`` are those of the emulated TorchTPU, in every key; ``compile_threads`` the size of the compile pool, None
+    for TorchTPU's own; ``make_tiers`` gives the tiers of the compile cache below the process, for a client.
 
     ``tiled`` gives the bytes of HBM of an array by shape and element size; ``hbm_limit`` is None where memory is
     unlimited; ``host_issue`` is the host's time per launch in picoseconds, None to measure it.
@@ -42,6 +49,11 @@ class Configuration:
     allow_fallback: bool = False
     beyond: bool = False
     donate: bool = True
+    versions: Versions = dataclasses.field(default_factory=Versions)
+    compile_threads: int | None = None
+    make_tiers: Callable[[Client], LowerTiers | None] | None = None
+    repeats: str = "safe"
+    quirks: str | None = None
     tiled: Callable[[tuple[int, ...], int], int] | None = None
     hbm_limit: int | None = None
     host_issue: int | None = DEFAULT_ISSUE
@@ -58,6 +70,7 @@ class Runtime:
         self.allow_fallback = False
         self.donating = True
         self.meter = Meter()
+        self.region_launches = 0
         self._client: Client | None = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -112,6 +125,11 @@ class Runtime:
         if kernels is not None:
             self._inherited.append(kernels.abandon_entries())
 
+    def key(self, shapeless: str, dimensions: str, options: str) -> Key:
+        """The logical key of a program described by three texts, with the versions of the emulated TorchTPU."""
+        versions = self.configuration.versions if self.configuration is not None else Versions()
+        return Key.of(shapeless, dimensions, options, versions)
+
     def configure(self, configuration: Configuration) -> None:
         """Called once by the face, before any tensor is made."""
         self.configuration = configuration
@@ -122,6 +140,16 @@ class Runtime:
         MEMORY.limit = configuration.hbm_limit
         self.meter.issue = configuration.host_issue
         self.meter.refresh()
+        self.cache = CompileCache(self._make_tiers, configuration.compile_threads)
+        atexit.register(self._shut_down, os.getpid())
+
+    def _make_tiers(self) -> LowerTiers | None:
+        make = self.configuration.make_tiers if self.configuration is not None else None
+        return make(self.client) if make is not None else None
+
+    def _shut_down(self, process: int) -> None:
+        if os.getpid() == process:
+            self.cache.shutdown()
 
     def replace_client(self, client: Client) -> Client | None:
         """Put another client beneath (fault injection, adversaries); gives the old one. Executables are forgotten."""
@@ -130,6 +158,7 @@ class Runtime:
             self._pid = os.getpid()
             self._client = client
             self.forget_executables()
+            self.cache.forget_client(self._make_tiers)
             return old
 
     def forget_executables(self) -> None:
@@ -140,7 +169,8 @@ class Runtime:
         forget_entries()
 
     def synchronize(self) -> None:
-        """Wait for everything enqueued."""
+        """Do everything that is pending, and wait for everything enqueued."""
+        self.materialize("synchronize()")
         if self._client is not None:
             from emutpu.backend.errors import read_failure
             from emutpu.backend.pjrt import PjrtError
@@ -149,6 +179,12 @@ class Runtime:
                 self.client.synchronize()
             except PjrtError as error:
                 raise read_failure(error, "synchronize", None) from error
+
+    def materialize(self, reason: str) -> None:
+        """Do what was deferred, on every stream. Raises its first failure."""
+        queue = sys.modules.get("emutpu.backend.deferred.queue")
+        if queue is not None:  # else nothing was ever recorded
+            queue.materialize_all(reason)
 
     @property
     def hbm_bytes(self) -> int:
@@ -171,16 +207,18 @@ class Runtime:
 
     def statistics(self) -> Statistics:
         """A snapshot of the counters."""
-        from emutpu.backend.kernels import op_counts
+        from emutpu.backend.kernels import launch_count, op_counts
         from emutpu.backend.modelled import memory_statistics, modelled_statistics
         from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
 
         ops = op_counts()
-        requests = sum(ops.values())
+        requests = launch_count() + self.region_launches
         cache = self.cache
         return Statistics(
             ops=ops,
-            compiles=CompileStatistics(requests, requests - cache.misses, cache.misses, cache.seconds),
+            compiles=CompileStatistics(
+                requests, requests - cache.misses, cache.misses, cache.seconds, _tiers(cache, requests)
+            ),
             fallbacks=tuple(FallbackRecord(op, n, where) for (op, where), n in self.fallbacks.most_common()),
             live_buffers=MEMORY.buffers,
             live_hbm_bytes=MEMORY.live,
@@ -188,6 +226,14 @@ class Runtime:
             modelled=modelled_statistics(self.meter),
             memory=memory_statistics(self.meter, self._chip_bytes()),
         )
+
+
+def _tiers(cache: CompileCache, requests: int) -> tuple[TierStatistics, ...]:
+    """Tier 1 had whatever neither was loaded nor compiled: launches that find their executable never ask the cache."""
+    from emutpu.backend.statistics import TierStatistics
+
+    missed = cache.loads + cache.misses
+    return (TierStatistics(1, None, requests - missed, missed), *cache.tier_statistics())
 
 
 _runtime = Runtime()

@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 
 from emutpu.backend.memory import check_index
+from emutpu.backend.options import LOCAL
 from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import DEVICE
 
@@ -113,12 +114,16 @@ class TpuStream(torch.Stream):
         raise NotImplementedError(_UNFINISHED)
 
     def __enter__(self) -> Self:
+        runtime().materialize("synchronize()")
         _entered().append(current_stream())
         set_stream(self)
         return self
 
     def __exit__(self, kind: object, error: object, trace: types.TracebackType | None) -> None:
-        set_stream(_entered().pop())
+        try:
+            runtime().materialize("synchronize()")
+        finally:
+            set_stream(_entered().pop())
 
     def __repr__(self) -> str:
         return "<torch.tpu.TpuStream>"
@@ -150,6 +155,7 @@ class TpuEvent(torch.Event):
         """Note when all work enqueued so far will be done on the modelled device. Waits for nothing; returns the event."""
         if stream is not None and not isinstance(stream, torch.Stream):
             raise TypeError(f"expected torch.Stream, but got {type(stream).__name__}")
+        runtime().materialize("synchronize()")
         self._recorded = runtime().meter.now()
         return self
 
@@ -225,6 +231,7 @@ def set_stream(stream: torch.Stream) -> None:
     if not isinstance(stream, TpuStream):
         raise TypeError(f"expected a TpuStream, got {type(stream).__name__}: make it with torch.tpu.Stream()")
     _streams.current = stream
+    LOCAL.state.queue = None  # found again by the next op that is recorded
 
 
 class StreamContext:

@@ -13,8 +13,8 @@ from emutpu.backend.cell import Layout, layout_of
 from emutpu.backend.dtypes import check_supported, dtype_name, torch_dtype
 from emutpu.backend.errors import describe, launch_failure, op_label
 from emutpu.backend.hlo import Builder, Value
-from emutpu.backend.keys import Key, fingerprint
-from emutpu.backend.location import capture
+from emutpu.backend.keys import Key
+from emutpu.backend.location import Origin, capture
 from emutpu.backend.lowering._registry import Context, Lowering, OutputSpec
 from emutpu.backend.options import EagerMode, Options
 from emutpu.backend.pjrt import Buffer, Executable, PjrtError
@@ -22,9 +22,11 @@ from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import contiguous_strides, physical_dims, span, storage_order
 from emutpu.backend.views import View
 
-__all__ = ["Entry", "Signature", "argument_kind", "miss"]
+__all__ = ["Entry", "OpModule", "Signature", "argument_kind", "miss"]
 
 Launch = Callable[[Sequence[Buffer]], Sequence[Buffer]]
+Record = Callable[[Sequence[Buffer], Origin], Sequence[Buffer]]
+Take = Callable[..., Value]
 
 _KINDS = {
     "Tensor": "tensor",
@@ -98,17 +100,18 @@ class Signature:
         return Signature(op, row, bool(written), targets, tuple(fresh), fresh_list, tuple(returned), tuple(numbers))
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Entry:
-    """A loaded executable and how its results become tensors.
+    """A loaded executable, or a way to record the op for later, and how its results become tensors.
 
     ``outputs`` are (layout, nbytes, dtype, size, stride) of fresh results, None for undefined ones; ``layouts`` gives the
     new layouts of the written cells, in the order of the targets; ``base`` tells that targets' old values are passed
-    last; ``draws`` how many random numbers a launch takes; ``numbers`` the integer results.
+    last; ``draws`` how many random numbers a launch takes; ``numbers`` the integer results. With ``record`` nothing is
+    launched: it takes the values and the origin, and gives pending values.
     """
 
     launch: Launch
-    executable: Executable
+    executable: Executable | None
     key: Key
     outputs: list[tuple[Layout, int, torch.dtype, tuple[int, ...], tuple[int, ...]] | None]
     layouts: list[Layout]
@@ -116,6 +119,7 @@ class Entry:
     draws: int
     numbers: tuple[int, ...] = ()
     calls: int = 0
+    record: Record | None = None
 
 
 # --------------------------------------------------------------------------------------------------- the miss
@@ -124,12 +128,15 @@ class Entry:
 def miss(signature: Signature, options: Options, values: tuple[Any, ...], donate: bool) -> Entry:
     """Lower, compile and load one launch. Raises what PyTorch's meta kernel raises for wrong arguments."""
     arguments_by_name = dict(zip((a.name for a in signature.schema.arguments), values, strict=True))
-    module = _Module(signature, options, arguments_by_name, donate)
+    module = OpModule(signature, options, arguments_by_name, donate)
     logical = module.key()
     origin = (signature.name, *capture())
     try:
         executable = runtime().cache.get(
-            logical, lambda: runtime().client.compile(module.build(), options.compile_options)
+            logical,
+            lambda: runtime().client.compile(module.build(), options.compile_options),
+            options.compile_options,
+            module.build,
         )
     except PjrtError as error:
         raise launch_failure(error, origin) from error
@@ -186,19 +193,19 @@ class _Tensor:
         )
 
 
-class _Module:
-    """Builds one op's canonical module, and what is derived from it without building (key, specs)."""
+class OpModule:
+    """One op with everything that its arguments decide: specs, key, and its StableHLO. Holds no tensor of the device."""
 
     def __init__(self, signature: Signature, options: Options, values: dict[str, Any], donate: bool) -> None:
         self.signature = signature
         self.options = options
-        self.values = values
         self.donate = donate
         self.tensors: dict[str, Any] = {}
         for argument in signature.schema.arguments:
             if argument_kind(argument).startswith("tensor"):
                 self.tensors[argument.name] = _describe(signature.name, values[argument.name])
         self.meta = {name: _to_meta(value) for name, value in values.items()}
+        self.values: dict[str, Any] = {name: None if name in self.tensors else value for name, value in values.items()}
         self.numbers: tuple[int, ...] = ()
         self.outputs = self._output_specs()
         self._check_targets()
@@ -286,6 +293,11 @@ class _Module:
     # Key -------------------------------------------------------------------------------------------------
 
     def key(self) -> Key:
+        shapeless, dimensions = self.key_texts()
+        return runtime().key(shapeless, dimensions, self.options.canonical())
+
+    def key_texts(self) -> tuple[str, str]:
+        """What the shapeless and the dimensions key are made of."""
         shapeless, dimensions = [self.signature.name, f"donate={self.donate:d}"], []
         for argument in self.signature.schema.arguments:
             value = self.values[argument.name]
@@ -293,7 +305,7 @@ class _Module:
             if kind.startswith("tensor"):
                 described = self.tensors[argument.name]
                 for tensor in described if isinstance(described, list) else [described]:
-                    shapeless.append(_shapeless(argument.name, tensor, value))
+                    shapeless.append(_shapeless(argument.name, tensor))
                     dimensions.append(
                         str(tensor and (tensor.view.size, tensor.view.stride, tensor.view.offset, tensor.layout.dims))
                     )
@@ -307,28 +319,30 @@ class _Module:
         shared = self._shared_cells()
         if len(set(shared)) != len(shared):
             shapeless.append(f"shared={shared}")
-        options = self.options.canonical()
-        return Key(fingerprint(";".join(shapeless)), fingerprint(";".join(dimensions)), fingerprint(options))
+        return ";".join(shapeless), ";".join(dimensions)
+
+    def repeat_text(self) -> str:
+        """The sizes of the tensors: with the shapeless key, what the repeated-op rule takes for the same op."""
+        flat = [t for described in self.tensors.values() for t in _as_list(described)]
+        return str([t and t.view.size for t in flat])
+
+    @staticmethod
+    def _absent(argument: Any, value: Any) -> bool:
+        """Whether a scalar is no argument of the launch: not given, or the schema's default."""
+        return value is None or (argument.has_default_value() and bool(value == argument.default_value))
+
+    def result_shapes(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Sizes and dtypes of the results: fresh ones as they are, written ones as their views."""
+        fresh = [(spec.size, spec.dtype) for spec in self.outputs if spec is not None]
+        return fresh + [(t.view.size, t.view.dtype) for t in self._target_tensors()]
 
     # Module ----------------------------------------------------------------------------------------------
 
     def build(self) -> bytes:
-        signature = self.signature
         precision = self.options.precision
-        builder = Builder(signature.name, None if precision is None else precision.name)  # type: ignore[arg-type]  # the enum's names
-        bases: dict[str, list[Value]] = {}
-        inputs = [self._input(builder, argument, bases) for argument in signature.schema.arguments]
-        if self.needs_base:
-            for name in signature.targets:
-                bases[name] = [self._base(builder, t) for t in _as_list(self.tensors[name])]
-        state = builder.argument((3,), torch.uint64) if signature.row.draws else None
-        names = [a.name for a in signature.schema.arguments]
-        specs = self.outputs or self._draw_specs()
-        context = Context(builder, specs, {n: self.meta[n] for n in names}, state)
-        emitted = signature.row.emit(context, *inputs)
-        results = [emitted] if isinstance(emitted, Value) or emitted is None else list(emitted)
-        finished = self._finished(builder, results, bases)
-        return builder.finish(finished, self._reused(len(finished)))
+        builder = Builder(self.signature.name, None if precision is None else precision.name)  # type: ignore[arg-type]  # the enum's names
+        results = self.emit(builder, builder.argument)
+        return builder.finish(results, self._reused(len(results)))
 
     def _reused(self, count: int) -> list[int]:
         """Which of ``count`` results the device, too, puts where the tensor they replace was. The host donates more."""
@@ -339,7 +353,26 @@ class _Module:
         first = count - len(targets)
         return [first + index for index, target in enumerate(targets) if target.whole]
 
-    def _input(self, builder: Builder, argument: Any, bases: dict[str, list[Value]]) -> Any:
+    def emit(self, builder: Builder, take: Take) -> list[Value]:
+        """Emit the op; gives its results in the dims their cells take.
+
+        ``take(shape, dtype, donated=…)`` gives the values in the order of a launch's arguments.
+        """
+        signature = self.signature
+        bases: dict[str, list[Value]] = {}
+        inputs = [self._input(take, argument, bases) for argument in signature.schema.arguments]
+        if self.needs_base:
+            for name in signature.targets:
+                bases[name] = [self._base(take, t) for t in _as_list(self.tensors[name])]
+        state = take((3,), torch.uint64) if signature.row.draws else None
+        names = [a.name for a in signature.schema.arguments]
+        specs = self.outputs or self._draw_specs()
+        context = Context(builder, specs, {n: self.meta[n] for n in names}, state)
+        emitted = signature.row.emit(context, *inputs)
+        results = [emitted] if isinstance(emitted, Value) or emitted is None else list(emitted)
+        return self._finished(results, bases)
+
+    def _input(self, take: Take, argument: Any, bases: dict[str, list[Value]]) -> Any:
         name = argument.name
         value = self.values[name]
         kind = argument_kind(argument, self.signature.row)
@@ -348,30 +381,28 @@ class _Module:
             written = name in self.signature.targets
             if written and not self.signature.row.reads:
                 return None
-            given = [self._read(builder, t, written, bases.setdefault(name, [])) for t in _as_list(described)]
+            given = [self._read(take, t, written, bases.setdefault(name, [])) for t in _as_list(described)]
             return given if isinstance(described, list) else given[0]
         if kind == "scalars":
-            return [builder.argument((), _scalar_dtype(v)) for v in value]
+            return [take((), _scalar_dtype(v)) for v in value]
         if kind.startswith("scalar"):
-            if value is None or (argument.has_default_value() and value == argument.default_value):
-                return value
-            return builder.argument((), _scalar_dtype(value))
+            return value if self._absent(argument, value) else take((), _scalar_dtype(value))
         return value
 
-    def _base(self, builder: Builder, tensor: _Tensor) -> Value:
-        return builder.argument(tensor.layout.dims, tensor.layout.dtype, donated=self.donate)
+    def _base(self, take: Take, tensor: _Tensor) -> Value:
+        return take(tensor.layout.dims, tensor.layout.dtype, donated=self.donate)
 
-    def _read(self, builder: Builder, tensor: _Tensor | None, written: bool, bases: list[Value]) -> Value | None:
+    def _read(self, take: Take, tensor: _Tensor | None, written: bool, bases: list[Value]) -> Value | None:
         if tensor is None:
             return None
         if tensor.foreign:
-            return builder.argument((), tensor.layout.dtype)
+            return take((), tensor.layout.dtype)
         donated = written and self.donate
-        base = builder.argument(tensor.layout.dims, tensor.layout.dtype, donated=donated)
+        base = take(tensor.layout.dims, tensor.layout.dtype, donated=donated)
         bases.append(base)
         return views.read(base, tensor.view)
 
-    def _finished(self, builder: Builder, results: list[Value | None], bases: dict[str, list[Value]]) -> list[Value]:
+    def _finished(self, results: list[Value | None], bases: dict[str, list[Value]]) -> list[Value]:
         """Results in the dims their cells take: fresh ones in storage order, written ones as whole new values."""
         count = len(self.outputs)
         finished = []
@@ -441,13 +472,15 @@ def _scalar_dtype(value: Any) -> torch.dtype:
     raise TypeError(f"not a scalar: {value!r}")
 
 
-def _shapeless(name: str, tensor: _Tensor | None, value: Any) -> str:
+def _shapeless(name: str, tensor: _Tensor | None) -> str:
     if tensor is None:
         return f"{name}:none"
     return f"{name}:{dtype_name(tensor.view.dtype)}<{dtype_name(tensor.layout.dtype)}{'!' if tensor.foreign else ''}"
 
 
 def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return None  # kept by nobody: its state comes with each launch
     if isinstance(value, torch.Tensor):
         if value.device.type == "cpu":
             return value

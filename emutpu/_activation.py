@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING
 from emutpu import _settings
 
 if TYPE_CHECKING:
-    from emutpu.backend.pjrt import Client
+    from emutpu.backend.cache import LowerTiers
+    from emutpu.backend.cache_setup import TierSettings
+    from emutpu.backend.pjrt import Client, Topology
+    from emutpu.simulator.topology import Slice
 
-__all__ = ["attached_tpus", "is_emulated", "load"]
+__all__ = ["attached_tpus", "emulated_tree", "is_emulated", "load", "process_topology", "tier_settings"]
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"
 _ACCELERATOR_CLASS = "0x1200"
+_MARKER = "emutpu"
 _OLDEST_TORCH = (2, 13)
 
 
@@ -41,6 +45,7 @@ def load() -> None:
     Raises RuntimeError when ``EMUTPU_FORBID=1``, SettingError for a variable with a bad value, ImportError for a torch
     that is too old.
     """
+    emulated = _adopt_emulated_tree()
     settings = _settings.settings()
     for name, suggestion in _settings.unknown_variables():
         hint = f"; did you mean {suggestion}?" if suggestion else ""
@@ -52,6 +57,11 @@ def load() -> None:
         )
     if settings.chip == _settings.NO_CHIP:
         return
+    if emulated is not None and settings.topology != emulated:
+        raise RuntimeError(
+            f"the emulated PCI tree on this host is of {emulated}, but EMUTPU_TOPOLOGY or EMUTPU_CHIP ask for "
+            f"{settings.topology or settings.chip}: unset them"
+        )
     _check_torch()
     obstacle = _obstacle()
     if obstacle is not None:
@@ -92,7 +102,28 @@ def attached_tpus(root: Path) -> list[str]:
     return [folder.name for folder in sorted(root.glob("*")) if _is_tpu(folder)]
 
 
+def emulated_tree(root: Path) -> tuple[str, int] | None:
+    """Slice and host of the emulated PCI functions under ``root`` (:mod:`emutpu.simulator.pci` marks them), or None."""
+    for marker in sorted(root.glob(f"*/{_MARKER}")):
+        name, host = marker.read_text().split()
+        return name, int(host)
+    return None
+
+
+def _adopt_emulated_tree() -> str | None:
+    """The slice of an emulated PCI tree, which becomes this process's when the environment names no other."""
+    tree = emulated_tree(_PCI_DEVICES)
+    if tree is None:
+        return None
+    chip = os.environ.get("EMUTPU_CHIP", "").strip()
+    if not os.environ.get("EMUTPU_TOPOLOGY", "").strip() and chip in ("", _settings.chip_of(tree[0])):
+        os.environ["EMUTPU_TOPOLOGY"] = tree[0]  # for the settings, the report and child processes alike
+    return tree[0]
+
+
 def _is_tpu(folder: Path) -> bool:
+    if (folder / _MARKER).exists():  # no file of that name can be in a real sysfs
+        return False
     try:
         vendor = (folder / "vendor").read_text().strip()
         kind = (folder / "class").read_text().strip()
@@ -111,21 +142,103 @@ def _hbm_limit(settings: _settings.Settings, chip_bytes: int) -> int | None:
     return chip_bytes if settings.hbm is None else int(settings.hbm)
 
 
+def _slice(settings: _settings.Settings) -> Slice:
+    from emutpu.simulator.chips import chip
+    from emutpu.simulator.topology import Slice, slice_named
+
+    if settings.topology is None:
+        return Slice(chip(settings.chip), (1, 1, 1))
+    try:
+        return slice_named(settings.topology)
+    except ValueError as error:
+        raise _settings.SettingError("EMUTPU_TOPOLOGY", settings.topology, f"a legal slice ({error})") from None
+
+
+def process_topology(settings: _settings.Settings, root: Path = Path("/")) -> Topology:
+    """The slice, and of its devices those this process sees, by ``TPU_VISIBLE_DEVICES`` and an emulated tree in ``root``.
+
+    Raises SettingError for a slice that is not legal, DeviceUnavailable for devices that are not there.
+    """
+    from emutpu.backend.pjrt import DeviceUnavailable
+    from emutpu.simulator import pci
+    from emutpu.simulator.visible import Placement, visible_devices
+
+    where = _slice(settings)
+    tree = emulated_tree(root / pci.DEVICES)
+    placement = Placement(
+        devices=settings.visible_devices,
+        chips=settings.visible_chips,
+        chips_per_process=settings.chips_per_process_bounds or settings.chips_per_host_bounds,
+        processes=settings.process_bounds or settings.host_bounds,
+        addresses=len(settings.process_addresses) if settings.process_addresses else None,
+        task=settings.task_id if settings.task_id is not None or tree is None else tree[1],
+        attached=None if tree is None else tuple(int(str(function.group)) for function in pci.attached(root)),
+    )
+    try:
+        return where.topology(visible_devices(where, placement))
+    except ValueError as error:
+        raise DeviceUnavailable(str(error)) from None
+
+
+def tier_settings(settings: _settings.Settings) -> TierSettings:
+    """The tiers of the compile cache that the environment asks for. Raises SettingError for an unusable secret."""
+    from emutpu.backend.cache_setup import TierSettings, secret_of
+
+    secret = None
+    if settings.cache_key is not None:
+        try:
+            secret = secret_of(settings.cache_key)
+        except ValueError as error:
+            raise _settings.SettingError("EMUTPU_CACHE_KEY", "***", str(error)) from error
+    return TierSettings(
+        tier2=settings.tier2_cache,
+        tier3=settings.tier3_cache_root,
+        world_size=settings.world_size,
+        backup=settings.tier3_local_backup,
+        read_only=settings.cache_readonly,
+        cap=settings.cache_max_bytes,
+        secret=secret,
+        fallback=None if settings.cache_dir is None else Path(settings.cache_dir),
+    )
+
+
 def _activate(settings: _settings.Settings) -> None:
     from emutpu import _tpu
     from emutpu.backend import options, registration
+    from emutpu.backend.compile_pool import default_threads
+    from emutpu.backend.keys import Versions
     from emutpu.backend.runtime import Configuration, runtime
     from emutpu.simulator.chips import chip
     from emutpu.simulator.hbm import tiled_bytes
 
+    if settings.topology is not None:
+        _slice(settings)  # an illegal slice is a bad setting: say so now rather than at the first op
+
     def make_client() -> Client:
         from emutpu.simulator.clients import make_client
-        from emutpu.simulator.topology import single_chip
 
-        return make_client(settings.client, single_chip(settings.chip), seed=settings.dry_values)
+        client = make_client(
+            settings.client, process_topology(settings), cpu_target=settings.cpu_target, seed=settings.dry_values
+        )
+        if settings.record_modules is not None:
+            from emutpu._modules import RecordingClient
+
+            return RecordingClient(client, settings.record_modules)
+        return client
+
+    versions = Versions(settings.binary_version, settings.pjrt_version)
+    tiers = tier_settings(settings)
+
+    def make_tiers(client: Client) -> LowerTiers | None:
+        import torch
+
+        from emutpu.backend.cache_setup import make_tiers
+        from emutpu.backend.keys import binary_fingerprint
+
+        return make_tiers(tiers, client, lambda: binary_fingerprint(client.fingerprint(), versions, torch.__version__))
 
     def banner() -> None:
-        _say(f"emutpu: emulated {settings.chip}, not hardware")
+        _say(f"emutpu: emulated {settings.topology or settings.chip}, not hardware")
 
     runtime().configure(
         Configuration(
@@ -135,6 +248,11 @@ def _activate(settings: _settings.Settings) -> None:
             allow_fallback=settings.allow_fallback,
             beyond=settings.beyond,
             donate=not settings.disable_inplace_buffer_donation,
+            versions=versions,
+            compile_threads=settings.compile_threads or default_threads(settings.nproc),
+            make_tiers=make_tiers,
+            repeats=settings.detect_repeated_ops,
+            quirks=settings.quirks,
             tiled=tiled_bytes,
             hbm_limit=_hbm_limit(settings, chip(settings.chip).hbm_bytes),
             host_issue=None if settings.host_issue is None else round(settings.host_issue * 1e6),
@@ -144,9 +262,7 @@ def _activate(settings: _settings.Settings) -> None:
     if settings.launch_blocking:
         mode = options.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING
     elif settings.defer_and_fuse:
-        raise RuntimeError(
-            "TORCH_TPU_DEFER_AND_FUSE=1: DeferAndFuse is not available in this version of emutpu; unset it to run Strict"
-        )
+        mode = options.EagerMode.DEFER_AND_FUSE
     precision = options.Precision[(settings.precision or "default").upper()]
     options.set_process(mode=mode, precision=precision, bounds_checks=settings.debug_checks)
     registration.activate(_tpu.make())

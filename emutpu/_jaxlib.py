@@ -1,8 +1,8 @@
 """Everything that differs between jaxlib releases, and the process's one MLIR context. Nothing else imports jaxlib.
 
 A leaf: both the backend (which builds modules) and the simulator (which runs them) use it. It never changes the
-user's JAX configuration: no ``jax.config.update``, no edit of ``XLA_FLAGS``; 64-bit types are enabled in a
-thread-local scope around the one call that needs it.
+user's JAX configuration: no ``jax.config.update``, no lasting edit of ``XLA_FLAGS`` (and none at all unless a baseline CPU
+is asked for, :func:`limit_cpu`); 64-bit types are enabled in a thread-local scope around the one call that needs it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import os
 import platform
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 __all__ = [
     "JaxNotFound",
     "chlo",
+    "code_features",
     "compile_module",
     "compile_options",
     "context",
@@ -28,9 +30,12 @@ __all__ = [
     "deserialize",
     "device_list",
     "func",
+    "host_features",
     "ir",
     "known_flags",
+    "limit_cpu",
     "matrix_library",
+    "module_text",
     "put",
     "result_handler",
     "run_passes",
@@ -86,6 +91,11 @@ def context() -> Any:
 @functools.cache
 def _register_passes() -> None:
     stablehlo.register_stablehlo_passes()
+
+
+def module_text(bytecode: bytes) -> str:
+    """MLIR text of a module's bytecode. Raises MLIRError."""
+    return str(ir.Module.parse(bytecode, context=context()))
 
 
 def run_passes(module: Any, pipeline: str) -> None:
@@ -197,13 +207,15 @@ def _flag_value(value: str) -> str | int | bool | float:
     return value
 
 
+_TRIVIAL = "module { func.func public @main(%a: tensor<f32>) -> tensor<f32> { return %a : tensor<f32> } }"
+
+
 @functools.cache
 def _accepted(flags: tuple[tuple[str, str], ...]) -> bool:
     backend = cpu_backend()
     device = backend.local_devices()[0]
-    text = "module { func.func public @main(%a: tensor<f32>) -> tensor<f32> { return %a : tensor<f32> } }"
     try:
-        backend.compile_and_load(text, device_list([device]), compile_options([device.id], flags))
+        backend.compile_and_load(_TRIVIAL, device_list([device]), compile_options([device.id], flags))
     except xla_error_types():
         return False
     return True
@@ -255,9 +267,50 @@ def _processor() -> str:
 
 
 @functools.cache
-def fingerprint() -> str:
-    """The jax and jaxlib versions, XLA flags, CPU and its feature flags, as one line."""
-    return f"jax {versions()[0]} jaxlib {versions()[1]} cpu {_processor()} xla_flags {xla_flags()!r}"
+def fingerprint(cpu_target: str | None = None) -> str:
+    """The jax and jaxlib versions, XLA flags, CPU and its feature flags (or the baseline), as one line."""
+    cpu = f"baseline {cpu_target}" if cpu_target is not None else _processor()
+    return f"jax {versions()[0]} jaxlib {versions()[1]} cpu {cpu} xla_flags {xla_flags()!r}"
+
+
+_FEATURES = re.compile(rb"[+-][a-z0-9][a-z0-9.-]*(?:,[+-][a-z0-9][a-z0-9.-]*){15,}")
+
+
+def code_features(code: bytes) -> frozenset[str]:
+    """LLVM's names of the CPU features that serialised code was compiled for; empty where a release does not record them."""
+    return frozenset(
+        name[1:] for found in _FEATURES.findall(code) for name in found.decode().split(",") if name.startswith("+")
+    )
+
+
+@functools.cache
+def host_features() -> frozenset[str]:
+    """What this process compiles for (one trivial compilation)."""
+    return code_features(_probe())
+
+
+def _probe() -> bytes:
+    backend = cpu_backend()
+    device = backend.local_devices()[0]
+    loaded = backend.compile_and_load(_TRIVIAL, device_list([device]), compile_options([device.id]))
+    return serialize(backend, loaded)
+
+
+def limit_cpu(isa: str) -> frozenset[str]:
+    """Make XLA:CPU compile for no more than ``isa`` in this whole process, and give the features it compiles for now.
+
+    XLA reads ``XLA_FLAGS`` once, at its first use; the variable is restored at once. Whether that came in time can be
+    seen from the features only.
+    """
+    before = os.environ.get("XLA_FLAGS")
+    os.environ["XLA_FLAGS"] = f"{before or ''} --xla_cpu_max_isa={isa}".strip()
+    try:
+        return code_features(_probe())
+    finally:
+        if before is None:
+            del os.environ["XLA_FLAGS"]
+        else:
+            os.environ["XLA_FLAGS"] = before
 
 
 def serialize_xspace(text: str) -> bytes:

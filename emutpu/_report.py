@@ -19,10 +19,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from emutpu.backend.statistics import Statistics
+    from emutpu.backend.statistics import Statistics, TierStatistics
 
 __all__ = [
     "ABSENT",
+    "TIER_COUNTERS",
     "Document",
     "empty_run",
     "header",
@@ -35,9 +36,10 @@ __all__ = [
 
 Document = dict[str, Any]
 
+TIER_COUNTERS = ("hits", "misses", "writes", "rejected", "failed", "evicted", "seconds")
+
 ABSENT = {
     "regions": "there are no regions: ops are dispatched one by one in this version",
-    "compiles.by_tier": "only the in-process cache exists in this version; hits and misses count it",
     "modelled.mfu_causal": "the model counts the FLOPs that run; `emutpu mfu` counts a configuration's, causal and full",
     "modelled.ici_bytes": "one process drives one device, and no collective of it was modelled",
 }
@@ -122,6 +124,7 @@ def run_document(
         "hits": compiles.hits if compiles else 0,
         "misses": compiles.misses if compiles else 0,
         "seconds": compiles.seconds if compiles else 0.0,
+        "by_tier": {str(tier.tier): _tier(tier) for tier in compiles.tiers} if compiles else {},
     }
     return document | {
         "client": client,
@@ -175,6 +178,20 @@ def _modelled(statistics: Statistics | None) -> Document:
     }
 
 
+def _tier(tier: TierStatistics) -> Document:
+    return {name: getattr(tier, name) for name in TIER_COUNTERS}
+
+
+def _merged_tiers(reports: Sequence[Document]) -> Document:
+    merged: Document = {}
+    for report in reports:
+        for tier, counts in report["compiles"]["by_tier"].items():
+            into = merged.setdefault(tier, dict.fromkeys(TIER_COUNTERS, 0))
+            for name in TIER_COUNTERS:
+                into[name] += counts[name]
+    return dict(sorted(merged.items()))
+
+
 def merge(reports: Sequence[Document]) -> Document:
     """The document of a program from those of its processes: counts add up, peak memory is that of the fullest device,
     modelled figures are those of the device that takes longest.
@@ -195,7 +212,7 @@ def merge(reports: Sequence[Document]) -> Document:
     return used[0] | {
         "processes": sum(report["processes"] for report in reports),
         "ops": {"dispatched": sum(by_name.values()), "by_name": _by_count(by_name)},
-        "compiles": used[0]["compiles"] | totals,
+        "compiles": used[0]["compiles"] | totals | {"by_tier": _merged_tiers(reports)},
         "fallbacks": [
             {"op": op, "count": count, "location": location} for (op, location), count in fallbacks.most_common()
         ],

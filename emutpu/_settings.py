@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "Settings",
     "Variable",
     "changed_since_read",
+    "chip_of",
     "read",
     "reload",
     "settings",
@@ -36,7 +38,9 @@ CHIPS = ("v4", "v5e", "v5p", "v6e", "v7", "v8i", "v8t", NO_CHIP)
 CLIENTS = ("cpu", "interpreter", "dry_run")
 PRECISIONS = ("default", "high", "highest")
 QUIRKS = ("0.2.0",)
+CPU_TARGETS = ("native", "x86-64-v2", "x86-64-v3", "x86-64-v4")
 
+_SLICE = re.compile(r"(?:\d+x)?[a-z][a-z0-9]*-\d+(?:x\d+){0,2}")
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE = frozenset({"0", "false", "f", "no", "n", "off"})
 
@@ -55,7 +59,8 @@ class SettingError(ValueError):
 class Variable:
     """One environment variable. ``parse`` raises ValueError for a value that is not ``accepted``.
 
-    A ``lenient`` variable falls back to ``default`` instead, as TorchTPU does. The empty string counts as unset.
+    A ``lenient`` variable falls back to ``default`` instead, as TorchTPU does. The empty string counts as unset. The value
+    of a ``secret`` one is never shown.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Variable:
     accepted: str
     meaning: str
     lenient: bool = False
+    secret: bool = False
 
     def value_in(self, environment: Mapping[str, str]) -> Any:
         """The parsed value in ``environment``, or the default. Raises SettingError for a bad value."""
@@ -76,7 +82,12 @@ class Variable:
         except ValueError:
             if self.lenient:
                 return self.default
-            raise SettingError(self.name, text, self.accepted) from None
+            raise SettingError(self.name, "***" if self.secret else text, self.accepted) from None
+
+    def shown_in(self, environment: Mapping[str, str]) -> str | None:
+        """The text in ``environment`` for a report, None where it is unset."""
+        text = environment.get(self.name)
+        return "***" if self.secret and text else text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,7 +101,14 @@ class Settings:
     quirks: str | None
     precision: str | None
     allow_fallback: bool
+    cpu_target: str | None
     cache_dir: str | None
+    cache_key: str | None
+    cache_max_bytes: int
+    cache_readonly: bool
+    compile_threads: int | None
+    binary_version: int
+    pjrt_version: str
     report: str | None
     hbm: int | str | None
     host_issue: float | None
@@ -101,7 +119,22 @@ class Settings:
     debug_checks: bool
     disable_inplace_buffer_donation: bool
     allow_legacy_device_apis: bool
+    record_modules: str | None
+    topology: str | None
+    detect_repeated_ops: str
     visible_devices: tuple[int, ...] | None
+    visible_chips: tuple[int, ...] | None
+    chips_per_process_bounds: tuple[int, ...] | None
+    chips_per_host_bounds: tuple[int, ...] | None
+    process_bounds: tuple[int, ...] | None
+    host_bounds: tuple[int, ...] | None
+    process_addresses: tuple[str, ...] | None
+    task_id: int | None
+    tier2_cache: str | None
+    tier3_cache_root: str | None
+    tier3_local_backup: bool
+    world_size: int
+    nproc: int | None
 
 
 def _flag(text: str) -> bool:
@@ -123,6 +156,11 @@ def _one_of(accepted: tuple[str, ...]) -> Callable[[str], str]:
     return parse
 
 
+def _repeats(text: str) -> str:
+    word = text.lower()
+    return word if word in ("safe", "aggressive") else "off"
+
+
 def _path(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
@@ -134,11 +172,58 @@ def _indices(text: str) -> tuple[int, ...]:
     return found
 
 
-_UNITS = {"": 1, "b": 1} | {
-    prefix + ending: 1024**power
-    for power, prefix in enumerate(("k", "m", "g", "t"), start=1)
-    for ending in ("", "b", "ib")
-}
+def _bounds(text: str) -> tuple[int, ...]:
+    found = tuple(int(part) for part in text.split(","))
+    if len(found) not in (3, 4) or min(found) < 1:
+        raise ValueError(text)
+    return found
+
+
+def _natural(text: str) -> int:
+    if int(text) < 0:
+        raise ValueError(text)
+    return int(text)
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _slice_name(text: str) -> str:
+    """A name of the right form; whether there is such a slice is the simulator's to say."""
+    word = text.lower()
+    if not _SLICE.fullmatch(word) or chip_of(word) not in CHIPS or chip_of(word) == NO_CHIP:
+        raise ValueError(text)
+    return word
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def _bytes(text: str) -> int:
+    """``536870912``, ``512M``, ``512MiB`` …: powers of 1024."""
+    found = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None or not int(found[1]):
+        raise ValueError(text)
+    return int(found[1]) << _UNITS[found[2].upper()]
+
+
+def _cache_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", text):
+        raise ValueError(text)
+    return text
+
+
+def _root(text: str) -> str:
+    """A URL as it is, a directory as an absolute path."""
+    return text if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) else _path(text)
 
 
 def _memory(text: str) -> int | str:
@@ -146,11 +231,7 @@ def _memory(text: str) -> int | str:
     word = text.lower().replace(" ", "")
     if word == UNLIMITED:
         return UNLIMITED
-    digits = word.rstrip("kmgtib")
-    nbytes = int(float(digits) * _UNITS[word[len(digits) :]]) if word[len(digits) :] in _UNITS else 0
-    if nbytes <= 0:
-        raise ValueError(text)
-    return nbytes
+    return _bytes(word)
 
 
 def _microseconds(text: str) -> float | None:
@@ -172,6 +253,11 @@ def _own_choice(suffix: str, accepted: tuple[str, ...], default: str | None, mea
     )
 
 
+def _bounds_variable(name: str, meaning: str) -> Variable:
+    field = name.removeprefix("TPU_").lower()
+    return Variable(name, field, _bounds, None, "three or four positive numbers, such as 2,2,1", meaning)
+
+
 def _torchtpu_flag(name: str, field: str, meaning: str) -> Variable:
     return Variable(name, field, _flag, False, "0 or 1", meaning, lenient=True)
 
@@ -184,7 +270,57 @@ VARIABLES: tuple[Variable, ...] = (
     _own_choice("QUIRKS", QUIRKS, None, "reproduce the known bugs of this TorchTPU release"),
     _own_choice("PRECISION", PRECISIONS, None, "float32 matmul precision at start, as torch.tpu.Precision names it"),
     _own_flag("ALLOW_FALLBACK", "run ops that are not implemented on the CPU, counted with their line"),
-    Variable("EMUTPU_CACHE_DIR", "cache_dir", _path, None, "a directory", "directory of persistent caches"),
+    _own_choice(
+        "CPU_TARGET",
+        CPU_TARGETS,
+        None,
+        "compile for this baseline instead of this host's CPU, for fleets that share a cache",
+    ),
+    Variable(
+        "EMUTPU_CACHE_DIR",
+        "cache_dir",
+        _path,
+        None,
+        "a directory",
+        "where the shared-memory cache lives on a host without shared memory",
+    ),
+    Variable(
+        "EMUTPU_CACHE_KEY",
+        "cache_key",
+        str,
+        None,
+        "a secret of at least 16 bytes, or '@' and the file that holds it",
+        "signs the entries of the persistent cache; a remote one needs it",
+        secret=True,
+    ),
+    Variable(
+        "EMUTPU_CACHE_MAX_BYTES",
+        "cache_max_bytes",
+        _bytes,
+        2 << 30,
+        "bytes, such as 536870912 or 512M",
+        "size of each directory of executables; beyond it the least recently used go",
+    ),
+    _own_flag("CACHE_READONLY", "load executables from shared caches, and write nothing to them"),
+    Variable(
+        "EMUTPU_COMPILE_THREADS",
+        "compile_threads",
+        _positive,
+        None,
+        "a positive number",
+        "threads of the compile pool, as --torch_tpu_internal_num_compilation_threads",
+    ),
+    Variable(
+        "EMUTPU_BINARY_VERSION",
+        "binary_version",
+        _positive,
+        5,
+        "a positive number",
+        "TorchTPU's binary version in cache keys",
+    ),
+    Variable(
+        "EMUTPU_PJRT_VERSION", "pjrt_version", str, "0.0.52", "a version", "the PJRT plugin's version in cache keys"
+    ),
     Variable(
         "EMUTPU_REPORT",
         "report",
@@ -239,19 +375,111 @@ VARIABLES: tuple[Variable, ...] = (
         "internal functions of torch.tpu warn instead of raising",
     ),
     Variable(
+        "EMUTPU_RECORD_MODULES",
+        "record_modules",
+        _path,
+        None,
+        "a directory",
+        "where every module that is compiled is written, with the line that made it",
+    ),
+    Variable(
+        "EMUTPU_TOPOLOGY",
+        "topology",
+        _slice_name,
+        None,
+        "CHIP-SIZE, such as v5e-8",
+        "the emulated slice, which implies the chip; one chip when unset",
+    ),
+    Variable(
+        "TORCH_TPU_INTERNAL_DETECT_REPEATED_OPS",
+        "detect_repeated_ops",
+        _repeats,
+        "safe",
+        "safe, aggressive, or anything else for off",
+        "what DEFER_AND_FUSE does when ops repeat themselves: cut as a read would, launch all as one region, nothing",
+    ),
+    Variable(
         "TPU_VISIBLE_DEVICES",
         "visible_devices",
         _indices,
         None,
         "distinct device numbers, separated by commas",
-        "the chips that this process may use; all when unset",
+        "the devices of its host that this process may use; all when unset",
+    ),
+    Variable(
+        "TPU_VISIBLE_CHIPS",
+        "visible_chips",
+        _indices,
+        None,
+        "distinct chip numbers, separated by commas",
+        "the same in chips; TPU_VISIBLE_DEVICES wins",
+    ),
+    _bounds_variable("TPU_CHIPS_PER_PROCESS_BOUNDS", "the box of chips of this process"),
+    _bounds_variable("TPU_CHIPS_PER_HOST_BOUNDS", "older name of TPU_CHIPS_PER_PROCESS_BOUNDS"),
+    _bounds_variable("TPU_PROCESS_BOUNDS", "the grid of processes"),
+    _bounds_variable("TPU_HOST_BOUNDS", "older name of TPU_PROCESS_BOUNDS"),
+    Variable(
+        "TPU_PROCESS_ADDRESSES",
+        "process_addresses",
+        _addresses,
+        None,
+        "host:port, separated by commas",
+        "one address per process; only their number matters here",
+    ),
+    Variable("CLOUD_TPU_TASK_ID", "task_id", _natural, None, "a number from 0", "this process's place in the grid"),
+    Variable(
+        "TORCH_TPU_TIER2_COMPILATION_CACHE",
+        "tier2_cache",
+        _cache_name,
+        None,
+        "a name of letters, digits, '.', '_' and '-', or 'disabled'",
+        "the shared-memory cache of executables; unset: 'default' with several processes or a persistent cache",
+    ),
+    Variable(
+        "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT",
+        "tier3_cache_root",
+        _root,
+        None,
+        "a directory or a URL of fsspec",
+        "the persistent cache of executables",
+    ),
+    Variable(
+        "TORCH_TPU_INTERNAL_TIER3_COMPILATION_CACHE_LOCAL_BACKUP_TASK",
+        "tier3_local_backup",
+        _flag,
+        True,
+        "0 or 1",
+        "compile locally when a remote persistent cache is slow to answer",
+        lenient=True,
+    ),
+    Variable("WORLD_SIZE", "world_size", _positive, 1, "a positive number", "processes of the program", lenient=True),
+    Variable(
+        "NPROC",
+        "nproc",
+        _positive,
+        None,
+        "a positive number",
+        "sizes the compile pool, four threads each",
+        lenient=True,
     ),
 )
 
 
 def read(environment: Mapping[str, str]) -> Settings:
-    """Parse ``environment`` (not cached). Raises SettingError for a bad value."""
-    return Settings(**{variable.field: variable.value_in(environment) for variable in VARIABLES})
+    """Parse ``environment`` (not cached). Raises SettingError for a bad value, and for a chip that is not the slice's."""
+    values = {variable.field: variable.value_in(environment) for variable in VARIABLES}
+    if values["topology"] is not None:
+        chip = chip_of(values["topology"])
+        given = environment.get("EMUTPU_CHIP", "").strip()
+        if given and values["chip"] != chip:
+            raise SettingError("EMUTPU_CHIP", given, f"{chip}, the chip of EMUTPU_TOPOLOGY={values['topology']}")
+        values["chip"] = chip
+    return Settings(**values)
+
+
+def chip_of(topology: str) -> str:
+    """The chip in the name of a slice: ``v5e`` of ``2xv5e-16``."""
+    return topology.rpartition("-")[0].rpartition("x")[2]
 
 
 @functools.cache

@@ -149,10 +149,15 @@ class EmulatedExecutable:
         """Generated code, if there is any."""
         return b""
 
+    def _features(self, code: bytes) -> frozenset[str]:
+        """CPU features that the code needs."""
+        return frozenset()
+
     def serialize(self) -> bytes:
         """Interface, canonical module and code under a checksum, for :meth:`Client.deserialize`."""
         self._client.check_open()
-        return _blob.pack(self._info, self._client.fingerprint(), self._module, self._code())
+        code = self._code()
+        return _blob.pack(self._info, self._client.fingerprint(), self._module, code, self._features(code))
 
     @property
     def _figures(self) -> Modelled:

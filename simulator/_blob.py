@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,15 +24,20 @@ _BY_NAME: dict[str, np.dtype[Any]] = {dtype.name: dtype for dtype in DTYPES.valu
 
 
 class Contents(NamedTuple):
-    """What a blob holds: the interface, the canonical module (the model of the chip reads it), and native code."""
+    """What a blob holds: the interface, the canonical module (the model of the chip reads it), native code,
+    and the CPU features that it needs.
+    """
 
     info: ModuleInfo
     module: bytes
     code: bytes
+    features: frozenset[str]
 
 
-def pack(info: ModuleInfo, fingerprint: str, module: bytes, code: bytes) -> bytes:
-    """One blob of interface, canonical module and native code, under a SHA-256 of all."""
+def pack(info: ModuleInfo, fingerprint: str, module: bytes, code: bytes, features: Iterable[str] = ()) -> bytes:
+    """One blob of interface, canonical module and native code, under a SHA-256 of all. ``features`` are those of the CPU
+    that it needs.
+    """
     header = json.dumps(
         {
             "name": info.name,
@@ -41,6 +47,7 @@ def pack(info: ModuleInfo, fingerprint: str, module: bytes, code: bytes) -> byte
             "reused": sorted(info.reused),
             "module": len(module),
             "fingerprint": fingerprint,
+            "features": sorted(features),
         }
     ).encode()
     body = _LENGTH.pack(len(header)) + header + module + code
@@ -58,23 +65,27 @@ def unpack(blob: bytes, fingerprint: str) -> Contents:
     body = blob[_PREFIX:]
     if hashlib.sha256(body).digest() != blob[len(_MAGIC) : _PREFIX]:
         raise InvalidArgument("the serialised executable is corrupt (checksum mismatch)")
-    (length,) = _LENGTH.unpack_from(body)
-    header = json.loads(body[_LENGTH.size : _LENGTH.size + length])
-    if header["fingerprint"] != fingerprint:
-        raise InvalidArgument(
-            f"the serialised executable is for another environment: {header['fingerprint']!r}, not {fingerprint!r}"
+    try:
+        (length,) = _LENGTH.unpack_from(body)
+        header = json.loads(body[_LENGTH.size : _LENGTH.size + length])
+        written = header["fingerprint"]
+        features = frozenset(map(str, header["features"]))
+        info = ModuleInfo(
+            name=str(header["name"]),
+            arguments=tuple(_aval(plain) for plain in header["arguments"]),
+            results=tuple(_aval(plain) for plain in header["results"]),
+            donated=frozenset(map(int, header["donated"])),
+            ops=frozenset(),
+            reused=frozenset(map(int, header["reused"])),
         )
-    info = ModuleInfo(
-        name=header["name"],
-        arguments=tuple(_aval(plain) for plain in header["arguments"]),
-        results=tuple(_aval(plain) for plain in header["results"]),
-        donated=frozenset(header["donated"]),
-        ops=frozenset(),
-        reused=frozenset(header["reused"]),
-    )
-    start = _LENGTH.size + length
-    end = start + header["module"]
-    return Contents(info, body[start:end], body[end:])
+        start = _LENGTH.size + length
+        end = start + int(header["module"])
+    # A checksum proves wholeness, not good faith: whoever forges a header may leave out what they like.
+    except (struct.error, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise InvalidArgument(f"the header of the serialised executable is malformed: {error!r}") from error
+    if written != fingerprint:
+        raise InvalidArgument(f"the serialised executable is for another environment: {written!r}, not {fingerprint!r}")
+    return Contents(info, body[start:end], body[end:], features)
 
 
 def _plain(aval: Aval) -> list[Any]:

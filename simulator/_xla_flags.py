@@ -25,15 +25,16 @@ from emutpu._jaxlib import ir
 from emutpu.backend.pjrt import CompileOptions, Effort, InvalidArgument
 
 from ._modules import ModuleInfo, walk
+from ._tpu_flags import tpu_flags
 from .legalize import Rounding, legalize_precision, passes, plain_dot, widen_bf16_dots
 from .rng import unsign_rng
 
-__all__ = ["LITERAL_PASSES", "XlaFlags", "prepare"]
+__all__ = ["NATIVE_HIGHEST", "XlaFlags", "prepare"]
 
 XlaFlags = tuple[tuple[str, str], ...]
 
-LITERAL_PASSES = "emutpu_literal_passes"
-"""A compile option of this client: "true" spells out the six passes of HIGHEST."""
+NATIVE_HIGHEST = "emutpu_native_highest"
+"""A compile option of this client: "true" computes HIGHEST by one f32 operation in place of six bf16 passes."""
 
 _LEVEL_1 = ("xla_backend_optimization_level", "1")
 _NO_EMITTERS = ("xla_cpu_use_fusion_emitters", "false")
@@ -64,22 +65,29 @@ def prepare(module: Any, info: ModuleInfo, options: CompileOptions) -> XlaFlags:
     Excess precision is forbidden unless ``options`` ask for it: XLA would elide roundings that a chip makes.
     """
     overrides = dict(options.overrides)
-    literal = _boolean(LITERAL_PASSES, overrides.pop(LITERAL_PASSES, "false"))
+    native_highest = _boolean(NATIVE_HIGHEST, overrides.pop(NATIVE_HIGHEST, "false"))
     unsign_rng(module, info)
     flags = _FLAGS[options.effort]
     eager = options.effort in (Effort.O0, Effort.O1)
-    if eager and not (options.excess_precision or literal) and _library_safe(module, info):
-        legalize_precision(module, info, Rounding.CONVERT)
+    if eager and not options.excess_precision and _library_safe(module, info, native_highest):
+        legalize_precision(module, info, Rounding.CONVERT, native_highest=native_highest)
         flags += _LIBRARY
     else:
         widen_bf16_dots(module, info)
-        legalize_precision(module, info, Rounding.REDUCE, literal=literal)
+        legalize_precision(module, info, Rounding.REDUCE, native_highest=native_highest)
     excess = ("xla_allow_excess_precision", str(options.excess_precision).lower())
-    return (*_jaxlib.known_flags((*flags, excess)), *overrides.items())
+    return (*_jaxlib.known_flags((*flags, excess)), *_without_tpu_flags(overrides))
 
 
-def _library_safe(module: Any, info: ModuleInfo) -> bool:
+def _without_tpu_flags(overrides: dict[str, str]) -> XlaFlags:
+    """What the program set, less what only the TPU compiler has: that decides nothing on a CPU, though it is in the key."""
+    given = tuple(overrides.items())
+    return tuple(flag for flag in given if flag[0] not in tpu_flags() or _jaxlib.known_flags((flag,)))
+
+
+def _library_safe(module: Any, info: ModuleInfo, native_highest: bool) -> bool:
     """True for a module of one f32 arithmetic operation, or of one plain one-pass dot with f32 arithmetic around it."""
+    single = (None, 1, 6) if native_highest else (None, 1)
     if not _jaxlib.matrix_library() or not info.ops <= _LIBRARY_OPS:
         return False
     operations = list(walk(module.operation))
@@ -88,7 +96,7 @@ def _library_safe(module: Any, info: ModuleInfo) -> bool:
     if any(not isinstance(operation.results[0].type.element_type, ir.F32Type) for operation in arithmetic):
         return False
     if dots:
-        return len(dots) == 1 and plain_dot(dots[0]) and passes(dots[0]) != 3
+        return len(dots) == 1 and plain_dot(dots[0]) and passes(dots[0]) in single
     return len(arithmetic) == 1
 
 

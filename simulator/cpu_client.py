@@ -21,6 +21,7 @@ from emutpu.backend.pjrt import (
     Topology,
 )
 
+from . import _cpu_features
 from ._base import EmulatedClient, EmulatedExecutable, Launch
 from ._modules import ModuleInfo, inspect, parse
 from ._xla_flags import prepare
@@ -87,16 +88,37 @@ class CpuExecutable(EmulatedExecutable):
         except _ERRORS as error:
             raise translate(error, self.name) from error
 
+    def _features(self, code: bytes) -> frozenset[str]:
+        return _jaxlib.code_features(code) or _jaxlib.host_features()
+
+
+def _limit(target: str) -> None:
+    """Compile for a baseline. Raises DeviceUnavailable where XLA has been in use before, or does not tell."""
+    features = _jaxlib.limit_cpu(_cpu_features.LEVELS[target])
+    above = _cpu_features.beyond_level(features, target)
+    if above or not features:
+        why = f"it uses {', '.join(sorted(above)[:4])}" if above else "this jaxlib does not say what it compiles for"
+        raise DeviceUnavailable(
+            f"XLA does not compile for the baseline {target} ({why}): it reads its flags at its first use, so use the "
+            f"device before jax, or set XLA_FLAGS=--xla_cpu_max_isa={_cpu_features.LEVELS[target]} for the whole process"
+        )
+
 
 class CpuClient(EmulatedClient):
-    """One emulated device on JAX's CPU device. Thread-safe; compilation and execution release the GIL."""
+    """One emulated device on JAX's CPU device. Thread-safe; compilation and execution release the GIL.
+
+    ``cpu_target`` is a baseline of :data:`_cpu_features.LEVELS` (or ``native``) that code is compiled for.
+    """
 
     name = "cpu"
     computes = True
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, *, cpu_target: str | None = None) -> None:
         super().__init__(topology)
+        self._cpu_target = None if cpu_target == "native" else cpu_target
         try:
+            if self._cpu_target is not None:
+                _limit(self._cpu_target)
             self.backend = _jaxlib.cpu_backend()
         except RuntimeError as error:
             raise DeviceUnavailable(
@@ -122,7 +144,7 @@ class CpuClient(EmulatedClient):
 
     def fingerprint(self) -> str:
         """Versions, flags, CPU features and our own legalisation: whatever decides the code besides module and options."""
-        return f"{_jaxlib.fingerprint()} legalisation {VERSION}"
+        return f"{_jaxlib.fingerprint(self._cpu_target)} legalisation {VERSION}"
 
     def close(self) -> None:
         """Refuse every later use with FailedPrecondition."""
@@ -148,8 +170,16 @@ class CpuClient(EmulatedClient):
         return self._executable(loaded, info, module, options)
 
     def deserialize(self, blob: bytes, options: CompileOptions) -> CpuExecutable:
-        """Load :meth:`CpuExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt or foreign one."""
-        info, module, code = self.unpack(blob, options)
+        """Load :meth:`CpuExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt or foreign one, and for one
+        that needs instructions which this CPU lacks.
+        """
+        info, module, code, features = self.unpack(blob, options)
+        lacking = _cpu_features.lacking(features | _jaxlib.code_features(code), code, _jaxlib.host_features)
+        if lacking:
+            raise InvalidArgument(
+                f"the serialised executable needs CPU features that this host lacks: {', '.join(sorted(lacking))}",
+                op=info.name,
+            )
         settings = _jaxlib.compile_options([self.device.id])
         try:
             loaded = _jaxlib.deserialize(self.backend, code, self._devices, settings)

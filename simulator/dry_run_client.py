@@ -88,7 +88,7 @@ class DryRunClient(EmulatedClient):
 
     def deserialize(self, blob: bytes, options: CompileOptions) -> DryRunExecutable:
         """Load :meth:`DryRunExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt one."""
-        info, module, _ = self.unpack(blob, options)
+        info, module, *_ = self.unpack(blob, options)
         return DryRunExecutable(self, info, module, options)
 
     def from_host(self, array: np.ndarray[Any, Any], *, zero_copy: bool = False) -> ShapeBuffer:

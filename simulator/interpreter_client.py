@@ -124,7 +124,7 @@ class InterpreterClient(EmulatedClient):
 
     def deserialize(self, blob: bytes, options: CompileOptions) -> InterpreterExecutable:
         """Load :meth:`InterpreterExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt one."""
-        info, module, _ = self.unpack(blob, options)
+        info, module, *_ = self.unpack(blob, options)
         return InterpreterExecutable(self, info, module, options)
 
     def from_host(self, array: np.ndarray[Any, Any], *, zero_copy: bool = False) -> NumpyBuffer:

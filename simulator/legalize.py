@@ -5,10 +5,8 @@ A TPU multiplies in bf16 and accumulates in f32. ``DEFAULT`` is one pass over op
 passes over a two-way split; ``HIGHEST`` six passes over a three-way split. Error of 512x512x512, normal operands,
 largest absolute error over the largest value: 2e-3, 4e-6 and 1.5e-7.
 
-``HIGHEST`` stays a native f32 operation. Both it and the six passes err by nothing but f32 accumulation; sums of bf16
-products round a little less often, so six passes measure 1.1e-7 (k = 256) and 1.6e-7 (k = 512) where the native product
-measures 2.1e-7 and 4.1e-7, the level of any f32 BLAS and far below the step to three passes; and it is 4 to 8 times as
-fast. ``literal`` spells the six passes out.
+Six passes round a little less often than one f32 product, which errs by 2.1e-7 (k = 256) and 4.1e-7 (k = 512) where they
+err by 1.1e-7 and 1.6e-7, and cost 4 to 8 times as much: ``native_highest`` is for whoever would rather have the time.
 
 How an operand is rounded to bf16 matters twice:
 
@@ -44,7 +42,7 @@ __all__ = [
     "widen_bf16_dots",
 ]
 
-VERSION = 2
+VERSION = 3
 """Raised with every change of what a client does to a module or its flags: executables cached before are then stale."""
 
 _TARGETS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
@@ -59,18 +57,18 @@ class Rounding(enum.Enum):
 
 
 def legalize_precision(
-    module: Any, info: ModuleInfo, rounding: Rounding = Rounding.REDUCE, *, literal: bool = False
+    module: Any, info: ModuleInfo, rounding: Rounding = Rounding.REDUCE, *, native_highest: bool = False
 ) -> None:
     """Rewrite ``module`` in place; at once when nothing in it is concerned.
 
-    Only operations of two f32 operands and an f32 result that carry ``precision_config`` are touched. ``literal``
-    spells out the six passes of ``HIGHEST``.
+    Only operations of two f32 operands and an f32 result that carry ``precision_config`` are touched. ``native_highest``
+    leaves ``HIGHEST`` to one f32 operation.
     """
     if not info.ops & _TARGETS:
         return
     for operation in [found for found in walk(module.operation) if found.name in _TARGETS]:
         count = passes(operation)
-        if count is not None and (count < 6 or literal):
+        if count is not None and not (count == 6 and native_highest):
             _Rewriter(operation, rounding).rewrite(count)
 
 

@@ -94,3 +94,12 @@ def _tril_indices(cx: Context, row: int, col: int, offset: int, *options: Any) -
     """Known from the arguments alone: a constant."""
     data = torch.tril_indices(row, col, offset, dtype=torch.int64, device="cpu")
     return cx.builder.constant(data.numpy(), cx.output.dtype)
+
+
+@lowering(
+    f"triu_indices(int row, int col, int offset=0, *, {_OPTIONS.replace('=None', '=4', 1)}) -> Tensor", beyond=True
+)
+def _triu_indices(cx: Context, row: int, col: int, offset: int, *options: Any) -> Value:
+    """As ``tril_indices``."""
+    data = torch.triu_indices(row, col, offset, dtype=torch.int64, device="cpu")
+    return cx.builder.constant(data.numpy(), cx.output.dtype)

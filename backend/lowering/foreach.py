@@ -16,7 +16,7 @@ from emutpu.backend.lowering._registry import LOWERINGS, Context, Emit, lowering
 __all__: list[str] = []
 
 _UNARY = (
-    "abs acos asin atan ceil cos cosh erf exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt "
+    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt "
     "sigmoid sign sin sinh sqrt tan tanh trunc"
 )
 

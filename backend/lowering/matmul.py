@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -172,6 +172,32 @@ def _baddbmm_dtype(
     alpha: Value | Number,
 ) -> Value:
     return _baddbmm(cx, bias, x, y, beta, alpha)
+
+
+def _linear_backward_meta(
+    self: torch.Tensor, grad_output: torch.Tensor, weight: torch.Tensor, output_mask: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    wanted = (self, weight, grad_output.new_empty(weight.shape[0]))
+    return [torch.empty_like(t) if mask else None for t, mask in zip(wanted, output_mask, strict=True)]
+
+
+@lowering(
+    "linear_backward(Tensor self, Tensor grad_output, Tensor weight, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
+    dots=True,
+    meta=_linear_backward_meta,
+)
+def _linear_backward(
+    cx: Context, x: Value, grad: Value, weight: Value, output_mask: Sequence[bool]
+) -> list[Value | None]:
+    """Towards the input [*, I], the weight [O, I] and the bias [O] from ``grad`` [*, O]."""
+    outer = list(range(x.ndim - 1))
+    last = x.ndim - 1
+    makers: tuple[Callable[[], Value], ...] = (
+        lambda: contract(grad, weight, ((last,), (0,))),
+        lambda: contract(grad, x, (outer, outer)),
+        lambda: grad.convert(opmath(grad.dtype)).sum(outer),
+    )
+    return [None if spec is None else make().convert(spec.dtype) for make, spec in zip(makers, cx.outputs, strict=True)]
 
 
 # ------------------------------------------------------------------------------------- triangular systems

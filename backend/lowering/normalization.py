@@ -45,9 +45,11 @@ def _channels(x: Value) -> tuple[list[int], list[int]]:
     return [d for d in range(x.ndim) if d != 1], [n if d == 1 else 1 for d, n in enumerate(x.shape)]
 
 
-def _running(old: Value | None, new: Value, momentum: float) -> Value | None:
+def _running(old: Value | None, new: Value, momentum: Value | float) -> Value | None:
     if old is None:
         return None
+    if isinstance(momentum, Value):
+        momentum = momentum.convert(new.dtype)
     return (old.convert(new.dtype) * (1 - momentum) + new.reshape(old.shape) * momentum).convert(old.dtype)
 
 
@@ -58,7 +60,7 @@ def _batch_norm_training(
     bias: Value | None,
     running_mean: Value | None,
     running_var: Value | None,
-    momentum: float,
+    momentum: Value | float,
     eps: float,
 ) -> list[Value | None]:
     """Output, mean, inverse deviation, then the new running statistics (those that exist)."""
@@ -123,6 +125,7 @@ def _unless_training(made: Any) -> Callable[..., Any]:
     "native_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, "
     "bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)",
     mutates=("running_mean", "running_var"),
+    dynamic="momentum",
     around=_unless_training,
 )
 def _native_batch_norm(
@@ -133,7 +136,7 @@ def _native_batch_norm(
     running_mean: Value | None,
     running_var: Value | None,
     training: bool,
-    momentum: float,
+    momentum: Value | float,
     eps: float,
 ) -> list[Value | None]:
     return _batch_norm_training(cx, x, weight, bias, running_mean, running_var, momentum, eps)
@@ -142,23 +145,26 @@ def _native_batch_norm(
 lowering(
     "_native_batch_norm_legit(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) running_mean, "
     "Tensor(b!) running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)",
+    dynamic="momentum",
     around=_unless_training,
 )(_native_batch_norm)
 
 
 @lowering(
     "_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum, "
-    "float eps) -> (Tensor, Tensor, Tensor)"
+    "float eps) -> (Tensor, Tensor, Tensor)",
+    dynamic="momentum",
 )
 def _native_batch_norm_no_stats(
-    cx: Context, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
+    cx: Context, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: Value | float, eps: float
 ) -> list[Value | None]:
     return _batch_norm_training(cx, x, weight, bias, None, None, momentum, eps)
 
 
 @lowering(
     "_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, "
-    "Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
+    "Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)",
+    dynamic="momentum",
 )
 def _native_batch_norm_no_training(
     cx: Context,
@@ -167,7 +173,7 @@ def _native_batch_norm_no_training(
     bias: Value | None,
     running_mean: Value,
     running_var: Value,
-    momentum: float,
+    momentum: Value | float,
     eps: float,
 ) -> list[Value | None]:
     return _batch_norm_inference(cx, x, weight, bias, running_mean, running_var, eps)
@@ -176,6 +182,7 @@ def _native_batch_norm_no_training(
 @lowering(
     "_batch_norm_with_update(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) running_mean, "
     "Tensor(b!) running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    dynamic="momentum",
     beyond=True,
 )
 def _batch_norm_with_update(
@@ -185,7 +192,7 @@ def _batch_norm_with_update(
     bias: Value | None,
     running_mean: Value,
     running_var: Value,
-    momentum: float,
+    momentum: Value | float,
     eps: float,
 ) -> list[Value | None]:
     results = _batch_norm_training(cx, x, weight, bias, running_mean, running_var, momentum, eps)
@@ -276,6 +283,33 @@ def _native_layer_norm_backward(
     slope = (weighted * normalized).sum(inner, keepdim=True) / count
     grad_input = (weighted - center - normalized * slope) * rstd
     grads = (grad_input, (grad * normalized).sum(outer), grad.sum(outer))
+    return [_like(v, spec) for v, spec in zip(grads, cx.outputs, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------------- rms norm
+
+
+@lowering(
+    "_fused_rms_norm_backward(Tensor grad_out, Tensor input, int[] normalized_shape, Tensor rstd, Tensor? weight, "
+    "bool[2] output_mask) -> (Tensor, Tensor)"
+)
+def _fused_rms_norm_backward(
+    cx: Context,
+    grad: Value,
+    x: Value,
+    normalized_shape: Sequence[int],
+    rstd: Value,
+    weight: Value | None,
+    output_mask: Sequence[bool],
+) -> list[Value | None]:
+    compute = opmath(x.dtype)
+    grad, x, rstd = (v.convert(compute) for v in (grad, x, rstd))
+    inner = range(x.ndim - len(normalized_shape), x.ndim)
+    outer = range(x.ndim - len(normalized_shape))
+    normalized = x * rstd
+    weighted = _affine(grad, weight, None, normalized_shape)
+    slope = (weighted * normalized).sum(inner, keepdim=True) / math.prod(normalized_shape)
+    grads = ((weighted - normalized * slope) * rstd, (grad * normalized).sum(outer))
     return [_like(v, spec) for v, spec in zip(grads, cx.outputs, strict=True)]
 
 

@@ -181,16 +181,43 @@ def _digamma(x: Value) -> Value:
 
 
 def _polygamma(x: Value, n: int) -> Value:
-    """The first derivative of digamma by reflection for arguments below a half; higher ones as zeta gives them."""
+    """The first derivative of digamma by reflection for arguments below a half; higher ones through zeta."""
     builder = x.builder
     if n == 0:
         return _digamma(x)
     if n > 1:
-        return builder.binary("chlo.polygamma", builder.full(n, x.shape, x.dtype), x)
+        return _hurwitz(n + 1, x) * (math.gamma(n + 1) * (1 if n % 2 else -1))
     left = x < 0.5
     value = builder.binary("chlo.polygamma", builder.full(1, x.shape, x.dtype), builder.select(left, 1 - x, x))
     sine = (x * math.pi).unary("stablehlo.sine")
     return builder.select(left, math.pi**2 / (sine * sine) - value, value)
+
+
+_TERMS = 4096  # what is left out of a sum of inverse cubes then is below float32's rounding
+
+
+def _hurwitz(order: int, x: Value) -> Value:
+    """The Hurwitz zeta function of whole ``order``, 3 or more: below zero the terms up to it, then XLA's own from there.
+
+    At whole numbers up to zero, the poles, infinity.
+    """
+    builder = x.builder
+    real = builder.full(order, x.shape, x.dtype)
+    steps = builder.select(x <= 0, x.floor(), 0)
+    pole = (x <= 0) & x.eq(steps)
+    start = builder.select(pole, 1, x - steps)
+    count = (-steps).minimum(float(_TERMS))
+    largest = builder.select(pole, 0, count).max(range(x.ndim)) if x.numel else builder.full(0, (), x.dtype)
+
+    def term(k: Value, total: Value) -> list[Value]:
+        distance = (start - k).abs()
+        inverse = distance.pow(builder.full(-order, x.shape, x.dtype))
+        signed = -inverse if order % 2 else inverse
+        return [k + 1, total + builder.select(k.broadcast(x.shape) <= count, signed, 0)]
+
+    first = builder.full(1, (), x.dtype)
+    total = builder.while_loop([first, builder.full(0, x.shape, x.dtype)], lambda k, _: k <= largest, term)[1]
+    return builder.select(pole, math.inf, builder.binary("chlo.zeta", real, start) + total)
 
 
 lowering("digamma(Tensor self) -> Tensor")(_unary(FLOAT, _digamma))

@@ -198,6 +198,14 @@ def _native_dropout(cx: Context, x: Value, p: float, train: bool | None) -> tupl
     return (wide * kept.convert(wide.dtype) * scale).convert(x.dtype), kept
 
 
+@lowering("_fused_dropout(Tensor self, float p, Generator? generator=None) -> (Tensor, Tensor)", draws=_two_each)
+def _fused_dropout(cx: Context, x: Value, p: float, generator: None) -> tuple[Value, Value]:
+    """``p`` is the chance to stay; the mask is of bytes."""
+    kept = _chance(cx, x.shape, p)
+    wide = x.convert(opmath(x.dtype))
+    return (wide * kept.convert(wide.dtype) * (1.0 / p if p else 0.0)).convert(x.dtype), kept.convert(torch.uint8)
+
+
 @lowering("native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor")
 def _native_dropout_backward(cx: Context, grad: Value, mask: Value, scale: float) -> Value:
     wide = grad.convert(opmath(cx.output.dtype))

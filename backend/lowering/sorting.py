@@ -136,6 +136,9 @@ def _logcumsumexp(cx: Context, x: Value, dim: int) -> Value:
     return scan([work], [-math.inf], joined, wrapped_dim(x, dim))[0].convert(x.dtype)
 
 
+lowering("_logcumsumexp(Tensor self, int dim) -> Tensor", meta=lambda self, dim: torch.empty_like(self))(_logcumsumexp)
+
+
 # ------------------------------------------------------------------------------------------------------ searches
 
 

@@ -14,16 +14,20 @@ __all__ = [
     "cache_requests",
     "cache_stats",
     "clear_cache",
+    "dump_on_cache_miss",
+    "hbm_usage_summary",
     "set_allow_cache",
     "set_cache_only",
+    "set_dump_on_cache_miss",
 ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EntryStats:
-    """One executable: seconds its compilation took, and how often it was asked for again."""
+    """One executable: seconds its compilation (or load) took, when it was last read (since the epoch), and how often."""
 
     compilation_duration: float
+    last_read: float
     read_count: int
 
 
@@ -57,7 +61,8 @@ def cache_stats() -> PerfStats:
     """Counters, and one entry per executable, named by its key."""
     compiles = runtime().statistics().compiles
     entries = {
-        str(key): EntryStats(entry.compile_seconds, entry.reads) for key, entry in runtime().cache.entries().items()
+        str(key): EntryStats(entry.compile_seconds, entry.last_read, entry.reads)
+        for key, entry in runtime().cache.entries().items()
     }
     return PerfStats(compiles.requests, compiles.hits, compiles.misses, entries)
 
@@ -69,10 +74,27 @@ def clear_cache() -> None:
 
 def set_allow_cache(allow: bool) -> None:
     """False: every launch compiles."""
-    runtime().cache.allow = bool(allow)
+    runtime().cache.set_allow(bool(allow))
     runtime().forget_executables()
 
 
 def set_cache_only(cache_only: bool) -> None:
     """True: a launch that would have to compile raises RuntimeError."""
-    runtime().cache.only = bool(cache_only)
+    runtime().cache.set_only(bool(cache_only))
+
+
+def set_dump_on_cache_miss(enable: bool) -> None:
+    """True: the StableHLO of whatever has to be compiled is logged."""
+    runtime().cache.set_dump(bool(enable))
+
+
+def dump_on_cache_miss() -> bool:
+    """Whether misses are dumped."""
+    return runtime().cache.dump
+
+
+def hbm_usage_summary() -> str:
+    """One line on the device memory that loaded executables take: their code, by the client's own count."""
+    entries = runtime().cache.entries().values()
+    total = sum(entry.executable.memory().code for entry in entries)
+    return f"CompilationCache HBM usage: {total}B for {len(entries)} executables."

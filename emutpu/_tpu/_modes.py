@@ -59,11 +59,8 @@ def _checked(mode: Any) -> EagerMode:
         raise TypeError(
             f"_set_eager_mode(): incompatible function arguments: expected a torch.tpu.EagerMode, got {mode!r}"
         )
-    if mode in (EagerMode.DEFER_AND_FUSE, EagerMode._INTERNAL_COMPILE_FX_GRAPH):
-        raise NotImplementedError(
-            f"EagerMode.{mode.name} is not available in this version of emutpu: use DEFER_NEVER, or "
-            "DEFER_NEVER_AND_LAUNCH_BLOCKING to debug"
-        )
+    if mode is EagerMode._INTERNAL_COMPILE_FX_GRAPH:
+        raise NotImplementedError(f"EagerMode.{mode.name} is the compiler's own: use torch.compile(backend='tpu')")
     return mode
 
 
@@ -73,13 +70,13 @@ def get_eager_mode() -> EagerMode:
 
 
 def set_process_eager_mode(mode: EagerMode) -> None:
-    """Change the process-wide eager mode. Raises TypeError, or NotImplementedError for DEFER_AND_FUSE."""
+    """Change the process-wide eager mode. Raises TypeError for what is no EagerMode."""
     options.set_process(mode=_checked(mode))
 
 
 @contextmanager
 def set_eager_mode(mode: EagerMode) -> Iterator[None]:
-    """Another eager mode inside, in this thread; nests. Raises TypeError, or NotImplementedError for DEFER_AND_FUSE."""
+    """Another eager mode inside, in this thread; nests. Raises TypeError for what is no EagerMode."""
     _refuse_tracing(set_eager_mode)
     with options.override(mode=_checked(mode)):
         yield

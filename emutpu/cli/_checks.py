@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from emutpu import _settings
-from emutpu._activation import attached_tpus
+from emutpu._activation import attached_tpus, emulated_tree, process_topology
 from emutpu.cli._versions import Bounds, Requirement
 
 __all__ = ["CHECKS", "FAIL", "OK", "WARN", "Check", "examine"]
@@ -156,7 +156,9 @@ def _hardware(environment: Environment, root: Path = Path("/sys/bus/pci/devices"
             "use TorchTPU here, and emutpu on hosts without a TPU",
         )
     else:
-        yield Check("conflict.hardware", OK, "no TPU hardware on this host")
+        tree = emulated_tree(root)
+        also = f"; an emulated PCI tree of {tree[0]}" if tree else ""
+        yield Check("conflict.hardware", OK, f"no TPU hardware on this host{also}")
 
 
 # --------------------------------------------------------------------------------------------------- environment
@@ -231,17 +233,23 @@ def _value(field: str, environment: Environment) -> object:
 # --------------------------------------------------------------------------------------------------- resources
 
 
-def _topology(environment: Environment) -> Iterator[Check]:
-    chips = _value("visible_devices", environment)
-    if chips in (None, (0,)):
-        yield Check("topology", OK, "one chip")
-    else:
-        yield Check(
-            "topology",
-            FAIL,
-            f"TPU_VISIBLE_DEVICES={environment['TPU_VISIBLE_DEVICES']} names chips that do not exist: one chip, 0, is emulated",
-            "unset TPU_VISIBLE_DEVICES",
-        )
+def _topology(environment: Environment, root: Path = Path("/")) -> Iterator[Check]:
+    from emutpu.backend.pjrt import DeviceUnavailable
+
+    try:
+        settings = _settings.read(environment)
+        if settings.chip == _settings.NO_CHIP:
+            return
+        topology = process_topology(settings, root)
+    except _settings.SettingError as error:
+        if error.name in ("EMUTPU_TOPOLOGY", "EMUTPU_CHIP"):
+            yield Check("topology", FAIL, str(error), f"unset {error.name}; emutpu topology NAME shows a slice")
+        return  # other variables are reported by environment.values
+    except DeviceUnavailable as error:
+        yield Check("topology", FAIL, str(error), f"unset or repair {error.message.split('=')[0]}")
+        return
+    seen = ", ".join(str(device.id) for device in topology.devices)
+    yield Check("topology", OK, f"{topology.name}; this process sees device {seen}")
 
 
 def _cache(environment: Environment) -> Iterator[Check]:

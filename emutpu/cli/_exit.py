@@ -12,7 +12,10 @@ class EmulatorExit(enum.IntEnum):
 
     INTERNAL = 70
     PROGRAM_NOT_STARTED = 71
+    NO_NAMESPACE = 72
     REPORT_NOT_WRITTEN = 73
+    CACHE_UNUSABLE = 74
+    NO_COMPILER = 75
     FORBIDDEN = 77
 
 

@@ -36,8 +36,16 @@ class Outcome:
     reports: tuple[Document, ...]
 
 
-def launch(arguments: Sequence[str], environment: Mapping[str, str], *, stdout_to_stderr: bool = False) -> Outcome:
+def launch(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    prefix: Sequence[str] = (),
+    stdout_to_stderr: bool = False,
+) -> Outcome:
     """Run ``python *arguments`` with ``environment`` on top of this process's, and wait for it.
+
+    ``prefix`` is a command that becomes the interpreter, as ``env`` does.
 
     Signals sent to this process reach the program. Raises EmulatorFailure when the interpreter cannot be started.
     """
@@ -49,7 +57,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str], *, stdout_t
             "EMUTPU_REPORT": os.path.join(folder, "{pid}.json"),
         }
         started = time.perf_counter()
-        code = _run([sys.executable, *arguments], variables, _STDERR if stdout_to_stderr else None)
+        code = _run([*prefix, sys.executable, *arguments], variables, _STDERR if stdout_to_stderr else None)
         seconds = time.perf_counter() - started
         reports = tuple(_load(path) for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.json"))))
     if code >= 0:

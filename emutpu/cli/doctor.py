@@ -57,7 +57,7 @@ def _document(checks: Sequence[Check]) -> Document:
         "environment": [
             {
                 "name": variable.name,
-                "value": os.environ.get(variable.name),
+                "value": variable.shown_in(os.environ),
                 "default": variable.default,
                 "accepted": variable.accepted,
                 "meaning": variable.meaning,
@@ -83,7 +83,7 @@ def _print_environment(terminal: Console) -> None:
     from rich.text import Text
 
     for variable in _settings.VARIABLES:
-        value = os.environ.get(variable.name)
+        value = variable.shown_in(os.environ)
         default = "unset" if variable.default is None else str(variable.default)
         shown = (f"={value}", "bold green") if value is not None else (f" (default {default})", "dim")
         terminal.print(Text.assemble((variable.name, "bold"), shown))

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
@@ -15,10 +21,7 @@ __all__ = ["command", "run_program"]
 _MODES = {
     "strict": {"TORCH_TPU_LAUNCH_BLOCKING": "0", "TORCH_TPU_DEFER_AND_FUSE": "0"},
     "debug": {"TORCH_TPU_LAUNCH_BLOCKING": "1", "TORCH_TPU_DEFER_AND_FUSE": "0"},
-}
-_NOT_YET = {
-    "--mode defer": "every op is dispatched on its own",
-    "--pci": "there is no fake PCI tree",
+    "defer": {"TORCH_TPU_LAUNCH_BLOCKING": "0", "TORCH_TPU_DEFER_AND_FUSE": "1"},
 }
 
 
@@ -48,7 +51,7 @@ class _RunCommand(click.Command):
     context_settings={"allow_interspersed_args": False},
 )
 @click.option("--chip", type=click.Choice(_settings.CHIPS), help="The emulated chip; 'none' is a host without a TPU.")
-@click.option("--topology", metavar="NAME", help="The emulated slice, such as v5e-1.")
+@click.option("--topology", metavar="NAME", help="The emulated slice, such as v5e-8 or v5p-4x4x4.")
 @click.option("--mode", type=click.Choice(["strict", "debug", "defer"]), help="Eager mode at the start.")
 @click.option("--precision", type=click.Choice(_settings.PRECISIONS), help="float32 matmul precision at the start.")
 @click.option("--allow-fallback", is_flag=True, help="Run ops that are not implemented on the CPU, and report them.")
@@ -60,7 +63,7 @@ class _RunCommand(click.Command):
     "--hbm", metavar="BYTES", help="Memory of the device, such as 16GiB; 'unlimited' reports what is missing."
 )
 @click.option("--host-issue", metavar="US", help="Modelled host time per launch in microseconds, or 'measured'.")
-@click.option("--pci", is_flag=True, help="Show the program a fake PCI tree of the slice.")
+@click.option("--pci", is_flag=True, help="Show the slice in /sys and /dev, for code that looks for TPUs there.")
 @click.option(
     "--trace",
     metavar="FILE",
@@ -89,14 +92,11 @@ def command(
 
     Exits with the program's own code (128 + n when signal n killed it); 70-79 are failures of the emulator.
     """
-    asked = {"--mode defer": mode == "defer", "--pci": pci}
-    for option, reason in _NOT_YET.items():
-        if asked[option]:
-            raise click.UsageError(f"{option} is not available in this version of emutpu: {reason}")
     arguments = ["-m", module, *program] if module else _script(program)
     environment: dict[str, str] = dict(_MODES[mode]) if mode else {}
-    chip = _chip(chip, topology)
-    environment |= {"EMUTPU_CHIP": chip} if chip else {}
+    environment |= _hardware(chip, topology)
+    # With chips in sight jax would look for libtpu first; the emulator computes on jax's CPU device.
+    environment |= {"JAX_PLATFORMS": "cpu"} if pci and not os.environ.get("JAX_PLATFORMS") else {}
     environment |= {"EMUTPU_PRECISION": precision} if precision else {}
     environment |= {"EMUTPU_ALLOW_FALLBACK": "1"} if allow_fallback else {}
     if dry_values is not None and not dry_run:
@@ -109,13 +109,13 @@ def command(
         "EMUTPU_TRACE": None if trace is None else _trace(trace),
     }
     environment |= {name: value for name, value in further.items() if value is not None}
-    return run_program(arguments, environment, json_path)
+    return run_program(arguments, environment, json_path, pci=pci)
 
 
-def run_program(arguments: list[str], environment: dict[str, str], json_path: str | None) -> int:
+def run_program(arguments: list[str], environment: dict[str, str], json_path: str | None, *, pci: bool = False) -> int:
     """Run ``python *arguments``, print the summary, write the report, and give the program's exit code.
 
-    Raises SettingError for a bad variable and EmulatorFailure when the program could not be run.
+    With ``pci`` the program sees the emulated slice in ``/sys`` and ``/dev``. Raises SettingError for a bad variable and EmulatorFailure when the program could not be run.
     """
     from emutpu.cli._launch import launch, report_of
     from emutpu.cli._summary import print_summary
@@ -123,7 +123,9 @@ def run_program(arguments: list[str], environment: dict[str, str], json_path: st
     effective = _settings.read({**os.environ, **environment})
     if effective.forbid:
         raise EmulatorFailure(EmulatorExit.FORBIDDEN, "EMUTPU_FORBID is set: emulated results are not allowed here")
-    outcome = launch(arguments, environment, stdout_to_stderr=json_path == "-")
+    with contextlib.ExitStack() as stack:
+        prefix = stack.enter_context(_hardware_in_sight(effective)) if pci else []
+        outcome = launch(arguments, environment, prefix=prefix, stdout_to_stderr=json_path == "-")
     document = report_of(outcome, effective.chip)
     terminal = console(stderr=True)
     print_summary(document, terminal)
@@ -155,19 +157,50 @@ def _script(program: tuple[str, ...]) -> list[str]:
     return list(program)
 
 
-def _chip(chip: str | None, topology: str | None) -> str | None:
+def _hardware(chip: str | None, topology: str | None) -> dict[str, str]:
+    """The variables for ``--chip`` and ``--topology``. Raises UsageError for an illegal slice or a contradiction."""
     if topology is None:
-        return chip
-    name, _, size = topology.lower().rpartition("-")
-    if name not in _settings.CHIPS or name == _settings.NO_CHIP or not size.isdigit() or int(size) < 1:
-        raise click.UsageError(f"--topology {topology} is not a slice: expected CHIP-SIZE, such as v5e-1")
-    from emutpu.simulator.topology import single_chip
+        # A slice from the environment would contradict the chip that is asked for here.
+        return {"EMUTPU_CHIP": chip, "EMUTPU_TOPOLOGY": ""} if chip else {}
+    from emutpu.simulator.topology import slice_named
 
-    only = single_chip(name).name
-    if topology.lower() != only:
-        raise click.UsageError(
-            f"--topology {topology} is not available in this version of emutpu: it emulates one chip, {only}"
-        )
-    if chip not in (None, name):
+    try:
+        where = slice_named(topology)
+    except ValueError as error:
+        raise click.UsageError(f"--topology {topology}: {error}") from None
+    if chip not in (None, where.chip.name):
         raise click.UsageError(f"--chip {chip} contradicts --topology {topology}")
-    return name
+    return {"EMUTPU_CHIP": where.chip.name, "EMUTPU_TOPOLOGY": where.name}
+
+
+@contextlib.contextmanager
+def _hardware_in_sight(settings: _settings.Settings) -> Iterator[list[str]]:
+    """What to start the program with so that it sees the fake PCI tree of its slice.
+
+    Raises UsageError for a chip without one, EmulatorFailure where this system allows no namespace.
+    """
+    from emutpu import _namespace
+    from emutpu.simulator.chips import chip
+    from emutpu.simulator.pci import DEVICES, write_tree
+    from emutpu.simulator.topology import Slice, slice_named
+
+    if settings.chip == _settings.NO_CHIP:
+        raise click.UsageError("--pci shows the emulated TPUs, but EMUTPU_CHIP=none emulates a host without one")
+    with tempfile.TemporaryDirectory(prefix="emutpu-pci-") as folder:
+        tree = Path(folder) / "tree"
+        try:
+            where = slice_named(settings.topology) if settings.topology else Slice(chip(settings.chip), (1, 1, 1))
+            others = [entry.name for entry in Path("/", DEVICES).glob("*")]
+            write_tree(where, tree, host=settings.task_id or 0, taken=others)
+        except ValueError as error:
+            raise click.UsageError(f"--pci: {error}") from None
+        prefix = [sys.executable, "-I", _namespace.__file__, str(tree)]
+        attempt = subprocess.run(prefix, capture_output=True, text=True, check=False)
+        if attempt.returncode != 0:
+            raise EmulatorFailure(
+                EmulatorExit.NO_NAMESPACE,
+                f"--pci needs a mount namespace, which this system does not allow: {attempt.stderr.strip()}. Run as root, "
+                "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, or docker run --cap-add SYS_ADMIN), or "
+                f"mount the tree that `emutpu pci DIR {where.name}` writes into a container",
+            )
+        yield prefix

@@ -8,10 +8,11 @@ from typing import Literal, get_args
 from emutpu.simulator.chips import Chip
 
 from . import collectives, memory, work
+from .control import trips
 from .graph import Graph, Node, read
-from .kernels import Kernel, fuse
-from .layout import padded_bytes
+from .kernels import PRODUCTS, Kernel, fuse
 from .rates import Expected, Rates, expected, rates
+from .relayout import copies
 from .schedule import Placement, place
 from .simplify import simplify
 from .tables import COLLECTIVES, ELEMENTWISE, FREE, MOVEMENT
@@ -20,6 +21,22 @@ from .units import Cycles, cycles
 __all__ = ["Collective", "Estimate", "FusionCost", "Level", "estimate"]
 
 Level = Literal["eager", "compiled"]
+_CONTROL = frozenset({"while", "case", "if"})
+# Kernels without a figure in the compiler's estimated_cycles.
+_UNTIMED = frozenset(
+    {
+        "gather",
+        "scatter",
+        "sort",
+        "top_k",
+        "select_and_scatter",
+        "cholesky",
+        "triangular_solve",
+        "custom_call",
+        *_CONTROL,
+    }
+)
+_SMALL = 1024  # elements of a result that never bounds anything
 _STREAMED = 4  # the compiler counts a fetch into VMEM as four transfers: both ends of its start and of its end
 _EAGER_MXU = 3.3  # an op compiled at the eager level: 3,571,318 against 1,083,068 cycles for 4096^3 on v5e
 
@@ -86,15 +103,15 @@ def estimate(module: bytes | str, chip: Chip, level: Level = "compiled") -> Esti
     """
     if level not in get_args(Level):
         raise ValueError(f"unknown level {level!r}: choose eager or compiled")
-    return _Model(chip, level).run(read(module))
+    return Model(chip, level, rates(chip), expected()).run(read(module))
 
 
-class _Model:
-    def __init__(self, chip: Chip, level: Level) -> None:
+class Model:
+    def __init__(self, chip: Chip, level: Level, constants: Rates, measured: Expected) -> None:
         self.chip = chip
         self.level = level
-        self.rates: Rates = rates(chip)
-        self.expected: Expected = expected()
+        self.rates = constants
+        self.expected = measured
         self.assumptions: dict[str, None] = {}
         if self.rates.derived:
             self.assume(self.rates.derived)
@@ -103,29 +120,70 @@ class _Model:
         self.assumptions[text] = None
 
     def run(self, graph: Graph) -> Estimate:
-        graph = simplify(graph)
-        kernels = [kernel for kernel in fuse(graph) if not memory.is_bitcast(kernel)]
+        graph = simplify(graph, vector_products=self.rates.vector_products)
+        return self.cost(
+            graph, [kernel for kernel in fuse(graph, chains=self.rates.chains) if not memory.is_bitcast(kernel)]
+        )
+
+    def cost(self, graph: Graph, kernels: list[Kernel]) -> Estimate:
+        """The estimate of a fused graph."""
         outputs = {id(node) for node in graph.outputs}
-        parts = [self._kernel(kernel) for kernel in kernels]
-        placement = self._place(graph, kernels, outputs)
+        traffic = [self._traffic(kernel, outputs) for kernel in kernels]
+        spent = [cycles(kernel, moved, self.rates) for kernel, moved in zip(kernels, traffic, strict=True)]
+        placement = self._place(graph, kernels, outputs, spent)
+        parts = [self._part(*each, placement) for each in zip(kernels, traffic, spent, strict=True)]
         return self._sum(graph, kernels, parts, placement)
 
-    def _place(self, graph: Graph, kernels: list[Kernel], outputs: set[int]) -> Placement:
-        if self.level == "eager":
-            return place(kernels, [], outputs, 0)
-        return place(kernels, graph.arguments, outputs, self.rates.vmem)
+    def _control(self, node: Node) -> tuple[Estimate, int]:
+        """The estimate of what a loop repeats or a branch takes at most, and how often it runs."""
+        if node.op == "while":
+            count = trips(node)
+            if count is None:
+                self.assume("while: the number of iterations is not known here; counted once")
+                count = 1
+            else:
+                self.assume(f"while: {count} iterations counted; the compiler's own estimate counts a body once")
+            return self._inner().run(node.bodies[1]), count
+        branches = [self._inner().run(body) for body in node.bodies]
+        self.assume(f"{node.op}: its most expensive branch is counted")
+        return max(branches, key=lambda branch: branch.roofline_seconds), 1
 
-    def _kernel(self, kernel: Kernel) -> _Part:
+    def _inner(self) -> Model:
+        return Model(self.chip, self.level, self.rates, self.expected)
+
+    def _place(self, graph: Graph, kernels: list[Kernel], outputs: set[int], spent: list[Cycles]) -> Placement:
+        if self.level == "eager":
+            return place(kernels, [], outputs, 0, [0.0] * len(kernels), [])
+        seconds = [each.total / self.rates.clock for each in spent]
+        capacity = int(self.rates.vmem * self.rates.vmem_share)
+        return place(kernels, graph.arguments, outputs, capacity, seconds, [self.rates.bandwidth])
+
+    def _traffic(self, kernel: Kernel, outputs: set[int]) -> memory.Traffic:
+        around = copies(kernel, outputs, self.rates)
+        read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
+        if kernel.rows:
+            read_bytes *= 2
+        return memory.Traffic(read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels)
+
+    def _part(self, kernel: Kernel, moved: memory.Traffic, spent: Cycles, placement: Placement) -> _Part:
         flops = transcendentals = 0.0
         for member in kernel.members.values():
             self._known(member)
             flops += work.flops(member)
             transcendentals += work.transcendentals(member)
-        read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
-        written = memory.result_bytes(kernel)
-        spent = cycles(kernel, read_bytes, written, self.rates)
-        seconds = max(flops / self.rates.peak, (read_bytes + written) / self.rates.bandwidth)
-        return _Part(flops, transcendentals, read_bytes, written, spent, seconds)
+        if not self.rates.native_bf16 and kernel.kind in ("loop", "reduce"):
+            flops += work.conversions(kernel.members.values(), kernel.roots)
+        if kernel.softmax and self.rates.recomputes_scores:
+            flops += sum(work.flops(m) for m in kernel.members.values() if m.op == "dot_general")
+        inside = sum(v.spec.padded for v in kernel.reads if id(v) in placement.resident)
+        kept = sum(v.spec.padded for v in kernel.roots if id(v) in placement.resident)
+        moved.hbm = max(0, moved.counted - inside - kept)
+        moved.to_hbm = any(v.spec.size > _SMALL and id(v) not in placement.resident for v in kernel.roots)
+        if kernel.kind in PRODUCTS:  # their results take less time to VMEM
+            spent = cycles(kernel, moved, self.rates)
+        own = (moved.counted - moved.copied) / self.rates.bandwidth
+        seconds = max(flops / self.rates.peak, own) + moved.copied / self.rates.bandwidth
+        return _Part(flops, transcendentals, moved, spent, seconds)
 
     def _known(self, node: Node) -> None:
         if node.op in ELEMENTWISE or node.op in FREE or node.op in MOVEMENT or node.op in _KNOWN:
@@ -142,17 +200,24 @@ class _Model:
                 self.assume(collectives.ASSUMPTION)
         fusions, hbm_bytes, roofline, mxu, vpu, hbm, total_cycles = [], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
         expected_seconds = self.expected.launch_seconds
+        inner = [self._control(kernel.key) for kernel in kernels if kernel.kind in _CONTROL]
         for kernel, part, fetched in zip(kernels, parts, placement.fetched, strict=True):
-            counted = part.read + part.written + _STREAMED * fetched
+            if kernel.kind in _CONTROL:
+                continue
+            if kernel.kind in _UNTIMED:
+                self.assume(f"cycles: the compiler's count has none for {kernel.kind}; expected_seconds has its time")
+            counted = part.moved.counted + _STREAMED * fetched
             seconds = part.roofline + _STREAMED * fetched / self.rates.bandwidth
             matrix = part.cycles.mxu / self.rates.clock * (_EAGER_MXU if self.level == "eager" else 1.0)
-            traffic = self._traffic(kernel, part, placement)
+            traffic = part.moved.hbm + fetched
             mxu += matrix
             vpu += part.cycles.vpu / self.rates.clock
             hbm += traffic / self.rates.bandwidth
             hbm_bytes += counted
             roofline += seconds
-            total_cycles += part.cycles.total + (part.cycles.mxu * (_EAGER_MXU - 1) if self.level == "eager" else 0.0)
+            total_cycles += (part.cycles.copies if kernel.kind in _UNTIMED else part.cycles.total) + (
+                part.cycles.mxu * (_EAGER_MXU - 1) if self.level == "eager" else 0.0
+            )
             expected_seconds += max(
                 matrix / self.expected.matmul_efficiency,
                 traffic / self.rates.bandwidth / self.expected.bandwidth_efficiency,
@@ -162,50 +227,94 @@ class _Model:
             fusions.append(
                 FusionCost(ops, part.flops, counted, seconds, _unit(kernel, part, self.rates), part.cycles.total)
             )
-        ici = sum(c.seconds for c in found)
-        units = {"mxu": mxu, "vpu": vpu, "hbm": hbm, "ici": ici}
-        arguments = sum(padded_bytes(node.spec) for node in graph.arguments)
-        results = sum(padded_bytes(node.spec) for node in graph.outputs)
-        donated = sum(padded_bytes(graph.arguments[index].spec) for index in graph.donated)
-        compute = sum(part.flops for part in parts) / self.rates.peak
+        own = _Totals(
+            sum(part.flops for part in parts),
+            sum(part.transcendentals for part in parts),
+            hbm_bytes,
+            total_cycles,
+            roofline,
+            expected_seconds,
+            mxu,
+            vpu,
+            hbm,
+            sum(c.seconds for c in found),
+        )
+        for estimate_, count in inner:
+            own = own.plus(estimate_, count)
+            fusions += list(estimate_.fusions)
+            found += list(estimate_.collectives)
+            for text in estimate_.assumptions:
+                self.assume(text)
+        temporaries = placement.temporaries + max((e.temp_bytes for e, _ in inner), default=0)
+        return self._report(graph, own, temporaries, fusions, found)
+
+    def _report(
+        self, graph: Graph, own: _Totals, temporaries: int, fusions: list[FusionCost], found: list[Collective]
+    ) -> Estimate:
+        units = {"mxu": own.mxu, "vpu": own.vpu, "hbm": own.hbm, "ici": own.ici}
         bound = max(units, key=lambda name: units[name])
+        arguments = sum(node.spec.padded for node in graph.arguments)
+        results = sum(spec.padded for node in graph.outputs for spec in (node.spec,))
+        donated = sum(graph.arguments[index].spec.padded for index in graph.donated)
+        compute = own.flops / self.rates.peak > own.roofline / 2
         return Estimate(
-            flops=sum(part.flops for part in parts),
-            transcendentals=sum(part.transcendentals for part in parts),
-            hbm_bytes=hbm_bytes,
-            cycles=total_cycles,
-            roofline_seconds=roofline + ici,
-            expected_seconds=expected_seconds + ici,
-            peak="ici bandwidth" if bound == "ici" else ("bf16 flops" if compute > roofline / 2 else "hbm bandwidth"),
+            flops=own.flops,
+            transcendentals=own.transcendentals,
+            hbm_bytes=own.hbm_bytes,
+            cycles=own.cycles,
+            roofline_seconds=own.roofline + own.ici,
+            expected_seconds=own.expected + own.ici,
+            peak="ici bandwidth" if bound == "ici" else ("bf16 flops" if compute else "hbm bandwidth"),
             bound=bound,
-            peak_hbm_bytes=arguments + max(0, results - min(donated, results)) + placement.temporaries,
+            peak_hbm_bytes=arguments + max(0, results - min(donated, results)) + temporaries,
             argument_bytes=arguments,
             output_bytes=results,
-            temp_bytes=placement.temporaries,
-            mxu_seconds=mxu,
-            vpu_seconds=vpu,
-            hbm_seconds=hbm,
-            ici_seconds=ici,
+            temp_bytes=temporaries,
+            mxu_seconds=own.mxu,
+            vpu_seconds=own.vpu,
+            hbm_seconds=own.hbm,
+            ici_seconds=own.ici,
             fusions=tuple(fusions),
             collectives=tuple(found),
             assumptions=tuple(self.assumptions),
             error_bar=(self.expected.low, self.expected.high),
         )
 
-    @staticmethod
-    def _traffic(kernel: Kernel, part: _Part, placement: Placement) -> float:
-        """Bytes that cross the HBM bus: not those that stay in VMEM between kernels."""
-        inside = sum(padded_bytes(v.spec) for v in kernel.reads if id(v) in placement.resident and v.op != "parameter")
-        inside += sum(padded_bytes(v.spec) for v in kernel.roots if id(v) in placement.resident)
-        return max(0.0, part.read + part.written - inside)
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Totals:
+    flops: float
+    transcendentals: float
+    hbm_bytes: float
+    cycles: float
+    roofline: float
+    expected: float
+    mxu: float
+    vpu: float
+    hbm: float
+    ici: float
+
+    def plus(self, inner: Estimate, count: int) -> _Totals:
+        """With what ``count`` runs of ``inner`` add; its collectives are in its seconds already."""
+        return _Totals(
+            self.flops + count * inner.flops,
+            self.transcendentals + count * inner.transcendentals,
+            self.hbm_bytes + count * inner.hbm_bytes,
+            self.cycles + count * inner.cycles,
+            self.roofline + count * (inner.roofline_seconds - inner.ici_seconds),
+            self.expected + count * (inner.expected_seconds - inner.ici_seconds),
+            self.mxu + count * inner.mxu_seconds,
+            self.vpu + count * inner.vpu_seconds,
+            self.hbm + count * inner.hbm_seconds,
+            self.ici + count * inner.ici_seconds,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Part:
     flops: float
     transcendentals: float
-    read: int
-    written: int
+    moved: memory.Traffic
     cycles: Cycles
     roofline: float
 
@@ -213,7 +322,7 @@ class _Part:
 def _unit(kernel: Kernel, part: _Part, chip: Rates) -> str:
     if kernel.kind in COLLECTIVES:
         return "ici"
-    hbm = (part.read + part.written) / chip.bandwidth * chip.clock
+    hbm = part.moved.hbm / chip.bandwidth * chip.clock
     units = {"mxu": part.cycles.mxu, "vpu": part.cycles.vpu, "hbm": hbm}
     return max(units, key=lambda name: units[name])
 

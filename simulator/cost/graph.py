@@ -15,6 +15,7 @@ from emutpu.backend.pjrt import InvalidArgument, Unimplemented
 from emutpu.simulator._modules import parse
 
 from .attributes import READERS
+from .layout import natural
 
 __all__ = ["BITS", "Graph", "Node", "Spec", "read"]
 
@@ -30,20 +31,29 @@ _MAX_DEPTH = 64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spec:
-    """A static tensor type; ``bytes`` without tiling, ``size`` in elements."""
+    """A static tensor type: ``size`` in elements, ``bytes`` without and ``padded`` with tiling in its natural layout,
+    whose minor dimensions are ``minor`` and ``second`` (-1: a scalar).
+    """
 
     shape: tuple[int, ...]
     dtype: str
     size: int
     bytes: int
+    padded: int
+    minor: int
+    second: int
 
     @classmethod
     def of(cls, shape: Sequence[int], dtype: str) -> Spec:
         """The type of that shape and MLIR element type. Raises Unimplemented for an element type without a size."""
         if dtype not in BITS:
             raise Unimplemented(f"no size is known for element type {dtype}")
-        size = math.prod(shape)
-        return cls(tuple(shape), dtype, size, (size * BITS[dtype] + 7) // 8)
+        size, bits = math.prod(shape), BITS[dtype]
+        elements, minor, second = natural(tuple(shape), bits)
+        return cls(tuple(shape), dtype, size, (size * bits + 7) // 8, (elements * bits + 7) // 8, minor, second)
+
+
+_TOKEN = Spec((), "token", 0, 0, 0, -1, -1)
 
 
 class Node:
@@ -91,12 +101,14 @@ def read(module: bytes | str) -> Graph:
     reader = _Reader(functions)
     block = main.regions[0].blocks[0]
     nodes: list[Node] = []
+    donated = _donated(main)
     arguments = [
-        Node("parameter", [], reader.spec(value.type), (index,)) for index, value in enumerate(block.arguments)
+        Node("parameter", [], reader.spec(value.type), (index, "donated") if index in donated else (index,))
+        for index, value in enumerate(block.arguments)
     ]
     nodes.extend(arguments)
     outputs = reader.block(block, arguments, nodes, {}, 0)
-    return Graph(nodes, arguments, outputs, _donated(main), reader.operations)
+    return Graph(nodes, arguments, outputs, donated, reader.operations)
 
 
 def _donated(main: Any) -> frozenset[int]:
@@ -129,7 +141,7 @@ class _Reader:
     def _translate(kind: Any) -> Spec:
         if not isinstance(kind, ir.RankedTensorType):
             if str(kind) in ("!stablehlo.token", "!mhlo.token"):
-                return Spec((), "token", 0, 0)
+                return _TOKEN
             raise Unimplemented(f"a value of type {kind}: only static ranked tensors are costed")
         if not kind.has_static_shape:
             raise InvalidArgument(f"{kind} has a dynamic extent: only static shapes can be costed")
@@ -213,7 +225,7 @@ class _Reader:
         depth: int,
     ) -> list[Node]:
         """An operation with regions or with other than one result."""
-        first = specs[0] if specs else Spec((), "token", 0, 0)
+        first = specs[0] if specs else _TOKEN
         node = Node(op, inputs, first, attrs)
         node.specs = tuple(specs)
         node.bodies = tuple(self._region(region, known, depth) for region in operation.regions)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from .graph import Graph, Node
+from .graph import Graph, Node, Spec
 from .tables import ELEMENTWISE, FREE, MOVEMENT, TRANSPARENT
 
-__all__ = ["Kernel", "fuse"]
+__all__ = ["PRODUCTS", "Kernel", "fuse", "kind_of"]
 
 _ROW_SOFTMAX = 8192  # longest row of scores that the compiler keeps inside the kernel of their product
+_CHAINED_BYTES = 16 << 20  # largest result that stays inside a kernel of two products
 _MAX_LEAVES = 8
 _MAX_MEMBERS = 256  # a producer is not duplicated into kernels that are this long already
 
@@ -34,6 +35,8 @@ class Kernel:
     order: int
     reads: list[Node] = dataclasses.field(default_factory=list)
     softmax: bool = False  # a product whose rows are normalised in place
+    chained: bool = False  # it computes the product that makes its operand too
+    rows: bool = False  # a whole softmax over rows, which reads its operand twice
 
     def add(self, node: Node) -> None:
         self.members[id(node)] = node
@@ -79,13 +82,26 @@ def _takes(kernel: Kernel, producer: Node, consumer: Node) -> bool:
     return op in ("constant", "iota", "broadcast_in_dim") and producer.spec.size <= 1
 
 
-_PRODUCTS = frozenset({"dot", "convolution"})
+PRODUCTS = frozenset({"dot", "convolution"})
 _THROUGH = FREE | {"convert", "reshape"}
 
 
+def _narrow(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
+    """Store as bf16 what only products in one bf16 pass read: they would round it anyway."""
+    for kernel in kernels:
+        for root in kernel.roots:
+            if root.spec.dtype != "f32" or id(root) in outputs or not root.users or kernel.kind not in ("dot", "loop"):
+                continue
+            if all(user.op == "dot_general" and user.attrs[0].passes == 1 for user in root.users):
+                root.spec = Spec.of(root.spec.shape, "bf16")
+    return kernels
+
+
 class _Fuser:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, chains: bool) -> None:
         self.graph = graph
+        self.chains = chains
+        self.rows = _row_softmaxes(graph)
         self.outputs = {id(node) for node in graph.outputs}
         self.homes: dict[int, list[Kernel]] = {}
         self.kernels: list[Kernel] = []
@@ -112,9 +128,12 @@ class _Fuser:
         self.kernels.reverse()
         merged = _merge_epilogues(self.kernels, self.outputs)
         merged = _merge_softmaxes(merged, self.softmaxes)
+        merged = _merge_row_softmaxes(merged, self.rows)
+        if self.chains:
+            merged = _merge_chains(merged, self.outputs)
         for kernel in merged:
             kernel.reads = kernel.find_reads()
-        return _Joiner(merged).run()
+        return _narrow(_Joiner(merged).run(), self.outputs)
 
     def _hosts(self, node: Node) -> list[Kernel]:
         """The kernels that take ``node``; none where it has to be written to memory."""
@@ -132,7 +151,7 @@ class _Fuser:
         if node.op in FREE:
             return list(found.values())
         leaves = self.leaves.get(id(node), ())
-        if len(leaves) > 1 and (products or (len(found) > 1 and any(kind_of(leaf) in _PRODUCTS for leaf in leaves))):
+        if len(leaves) > 1 and (products or (len(found) > 1 and any(kind_of(leaf) in PRODUCTS for leaf in leaves))):
             return []  # it is the epilogue of the product among its leaves
         if len(found) > 1 and (
             self._wasteful(node, len(found), leaves) or any(len(k.members) > _MAX_MEMBERS for k in found.values())
@@ -233,6 +252,43 @@ def _merge_softmaxes(kernels: list[Kernel], softmaxes: list[tuple[Node, Node, No
     return [kernel for kernel in kernels if id(kernel) not in gone]
 
 
+def _row_softmaxes(graph: Graph) -> list[tuple[Node, Node, Node]]:
+    """(maximum, sum, quotient) of each softmax over the last dimension of an array of three or more dimensions."""
+    found = []
+    for node in graph.nodes:
+        if node.op != "divide" or len(node.spec.shape) < 3 or node.inputs[0].op != "exponential":
+            continue
+        exponential, total = node.inputs[0], _skip(node.inputs[1])
+        if total.op != "reduce" or total.inputs[0] is not exponential or exponential.inputs[0].op != "subtract":
+            continue
+        maximum = _skip(exponential.inputs[0].inputs[1])
+        row = node.spec.shape[-1]
+        if maximum.op == "reduce" and maximum.attrs[0] == (len(node.spec.shape) - 1,) and row <= _ROW_SOFTMAX:
+            found.append((maximum, total, node))
+    return found
+
+
+def _merge_row_softmaxes(kernels: list[Kernel], softmaxes: list[tuple[Node, Node, Node]]) -> list[Kernel]:
+    """Maximum, sum and quotient in one kernel, where each is a kernel of its own."""
+    gone: set[int] = set()
+    owner = {id(root): kernel for kernel in kernels for root in kernel.roots}
+    for nodes in softmaxes:
+        parts = [owner.get(id(node)) for node in nodes]
+        first, second, last = parts
+        if first is None or second is None or last is None or last.kind != "loop" or first.softmax or second.softmax:
+            continue
+        if len(first.roots) > 1 or len(second.roots) > 1 or first.kind != "reduce":
+            continue
+        inside = first.members.keys() | second.members.keys() | last.members.keys()
+        if any(id(user) not in inside for node in nodes[:2] for user in node.users):
+            continue
+        for part in (first, second):
+            last.members.update(part.members)
+            gone.add(id(part))
+        last.rows = True
+    return [kernel for kernel in kernels if id(kernel) not in gone]
+
+
 # --------------------------------------------------------------------------------------------------- epilogues
 
 
@@ -261,6 +317,42 @@ def _merge_epilogues(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
             for read in other.find_reads():
                 readers[id(read)] = [kernel if k is other else k for k in readers[id(read)]]
     return [kernel for kernel in kernels if id(kernel) not in gone]
+
+
+def _merge_chains(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
+    """Join a product into the kernel of the one other product that reads its activated result, where that is small."""
+    readers: dict[int, list[Kernel]] = {}
+    for kernel in kernels:
+        for read in kernel.find_reads():
+            readers.setdefault(id(read), []).append(kernel)
+    gone: set[int] = set()
+    for kernel in kernels:
+        root = kernel.roots[0]
+        users = readers.get(id(root), [])
+        if kernel.kind != "dot" or len(kernel.roots) > 1 or kernel.softmax or len(users) != 1 or id(root) in outputs:
+            continue
+        other = users[0]
+        if (
+            other.kind != "dot"
+            or other.softmax
+            or other.chained
+            or kernel.key.attrs[0].lhs_batch
+            or other.key.attrs[0].lhs_batch
+        ):
+            continue
+        if root.spec.bytes > _CHAINED_BYTES or not _activated(root, other):
+            continue
+        other.members.update(kernel.members)
+        other.chained = True
+        gone.add(id(kernel))
+    return [kernel for kernel in kernels if id(kernel) not in gone]
+
+
+def _activated(root: Node, kernel: Kernel) -> bool:
+    return any(
+        m.op in ELEMENTWISE and m.op != "convert" and m.spec.size == root.spec.size and root in m.inputs
+        for m in kernel.members.values()
+    )
 
 
 def _pointwise(kernel: Kernel) -> bool:
@@ -309,7 +401,7 @@ class _Joiner:
             ]
             for read in kernel.reads:
                 if read.spec.size >= space:
-                    candidates += [self.group[i] for i in readers.get(id(read), [])]
+                    candidates += [self._home(i) for i in readers.get(id(read), [])]
             host = next((c for c in candidates if c != index and self._joinable(c, index, space)), None)
             if host is not None:
                 self._join(host, index)
@@ -321,11 +413,16 @@ class _Joiner:
             kernel.reads = kernel.find_reads()
         return _schedule(kept)
 
+    def _home(self, index: int) -> int:
+        while self.group[index] != index:
+            index = self.group[index]
+        return index
+
     def _joinable(self, host: int, index: int, space: int) -> bool:
         first, second = self.kernels[host], self.kernels[index]
         if _space(first) != space or first.softmax or self.bits[index] & self.reach[host]:
             return False
-        if first.kind in _PRODUCTS:
+        if first.kind in PRODUCTS:
             if second.kind != "reduce" or not any(r is s for r in first.roots for s in second.reads):
                 return False
         elif first.kind not in _JOINT:
@@ -337,7 +434,7 @@ class _Joiner:
         source = self.producer.get(id(_origin(read)))
         if source is None:
             return True
-        source = self.group[source]
+        source = self._home(source)
         return read.spec.size >= space if source == host else not self.reach[source] & self.bits[host]
 
     def _join(self, host: int, index: int) -> None:
@@ -347,7 +444,7 @@ class _Joiner:
         if second.kind == "reduce" and first.kind == "loop":
             first.kind, first.key = "reduce", second.key
         first.order = max(first.order, second.order)
-        self.group = [host if g == index else g for g in self.group]
+        self.group[index] = host
         self.bits[host] |= self.bits[index]
         self.reach[host] |= self.reach[index] & ~self.bits[host]
         first.reads = first.find_reads()
@@ -391,6 +488,9 @@ def _schedule(kernels: list[Kernel]) -> list[Kernel]:
     return ordered
 
 
-def fuse(graph: Graph) -> list[Kernel]:
-    """The kernels of a simplified graph, in the order in which they run."""
-    return _Fuser(graph).run()
+def fuse(graph: Graph, *, chains: bool = True) -> list[Kernel]:
+    """The kernels of a simplified graph, in the order in which they run.
+
+    ``chains``: a product whose activated result is the operand of one other product runs in that one's kernel.
+    """
+    return _Fuser(graph, chains).run()

@@ -1,13 +1,11 @@
-"""How many bytes a value occupies on the device: XLA's tiles of 8 x 128, with the two minor dimensions that pad least."""
+"""How values lie in the device's memory: tiles of 8 x 128 over the two minor dimensions that pad least."""
 
 from __future__ import annotations
 
-from .graph import BITS, Spec
-
-__all__ = ["LANES", "SUBLANES", "padded_bytes", "tiled"]
+__all__ = ["LANES", "SUBLANES", "laid_elements", "natural"]
 
 LANES, SUBLANES = 128, 8
-_VECTOR = 1024  # elements of a one-dimensional tile
+_VECTOR = 1024  # elements of a one-dimensional tile, at most
 
 
 def _up(value: int, multiple: int) -> int:
@@ -15,37 +13,45 @@ def _up(value: int, multiple: int) -> int:
 
 
 def _sublanes(extent: int, bits: int) -> int:
-    """The second-minor extent after padding: short dimensions get a tile of 1, 2 or 4 rows (packed rows below 32 bit)."""
-    packed = max(1, 32 // bits)
+    """The second-minor extent after padding: short ones get a tile of 1, 2 or 4 rows, below 32 bit whole packed rows."""
     if extent >= SUBLANES:
         return _up(extent, SUBLANES)
-    tile = max(1, packed)
+    tile = max(1, 32 // bits)
     while tile < extent:
         tile *= 2
-    return max(tile, 1)
+    return tile
 
 
-def tiled(minor: int, second: int, bits: int) -> int:
-    """Elements that a ``second`` x ``minor`` plane takes in tiles."""
-    return _up(minor, LANES) * _sublanes(second, bits)
+def laid_elements(shape: tuple[int, ...], bits: int, minor: int, second: int) -> int:
+    """Elements that ``shape`` takes with dimension ``minor`` in the lanes and ``second`` in the sublanes."""
+    total = _up(shape[minor], LANES) * _sublanes(shape[second], bits)
+    for dimension, extent in enumerate(shape):
+        if dimension not in (minor, second):
+            total *= extent
+    return total
 
 
-def padded_bytes(spec: Spec) -> int:
-    """Bytes of ``spec`` in the layout that pads least. A scalar counts its own bytes."""
-    bits = BITS.get(spec.dtype, 32)
-    shape = [extent for extent in spec.shape if extent != 1]
-    if not shape or spec.size == 0:
-        return spec.bytes
-    if len(shape) == 1:
-        packing = max(1, 32 // bits)
-        tile = LANES * packing
-        while tile < min(shape[0], _VECTOR):
+def natural(shape: tuple[int, ...], bits: int) -> tuple[int, int, int]:
+    """Elements with padding, minor and second-minor dimension of a program's argument or result.
+
+    Row-major unless another choice of the two minor dimensions pads less; of equals the later dimensions win. A scalar
+    takes what it is, a vector tiles of up to 1,024.
+    """
+    real = [dimension for dimension, extent in enumerate(shape) if extent != 1]
+    if not real or 0 in shape:
+        return (0 if 0 in shape else 1), -1, -1
+    if len(real) == 1:
+        extent, tile = shape[real[0]], LANES * max(1, 32 // bits)
+        while tile < min(extent, _VECTOR):
             tile *= 2
-        return _up(shape[0], tile) * bits // 8
-    best = 0
-    for index, minor in enumerate(shape):
-        for other, second in enumerate(shape):
-            if index != other:
-                elements = spec.size // (minor * second) * tiled(minor, second, bits)
-                best = min(best, elements) if best else elements
-    return best * bits // 8
+        return _up(extent, tile), real[0], real[0]
+    best: tuple[int, int, int] | None = None
+    for minor in reversed(real):
+        for second in reversed(real):
+            if minor == second:
+                continue
+            elements = laid_elements(shape, bits, minor, second)
+            if best is None or elements < best[0]:
+                best = elements, minor, second
+    assert best is not None
+    return best

@@ -11,7 +11,6 @@ import dataclasses
 
 from .graph import Node
 from .kernels import Kernel
-from .layout import padded_bytes
 from .tables import MOVEMENT
 
 __all__ = ["Traffic", "read_bytes", "result_bytes"]
@@ -21,12 +20,22 @@ _TILE_ROWS = 8
 
 @dataclasses.dataclass(slots=True)
 class Traffic:
-    """Bytes of one kernel: ``counted`` the compiler's way, ``read`` and ``written`` through HBM, ``prefetched`` ahead."""
+    """Bytes of one kernel: its own operands ``read`` and results ``written``, and ``copied`` by its ``copies`` relayouts.
 
-    counted: int = 0
+    ``hbm`` are those that cross the HBM bus while it runs, ``to_hbm`` says whether a result does.
+    """
+
     read: int = 0
     written: int = 0
-    prefetched: int = 0
+    copied: int = 0
+    copies: int = 0
+    hbm: int = 0
+    to_hbm: bool = True
+
+    @property
+    def counted(self) -> int:
+        """All of them, as the compiler counts."""
+        return self.read + self.written + self.copied
 
 
 _PARTIAL = frozenset({"slice", "dynamic_slice", "gather"})
@@ -34,7 +43,7 @@ _PARTIAL = frozenset({"slice", "dynamic_slice", "gather"})
 
 def read_bytes(kernel: Kernel, value: Node) -> int:
     """Bytes of ``value`` that ``kernel`` reads: all of it, or the parts that its slices and gathers touch."""
-    whole = padded_bytes(value.spec)
+    whole = value.spec.padded
     users = [m for m in kernel.members.values() if any(value is s for s in m.inputs)]
     if kernel.kind == "scatter" and kernel.key.inputs[0] is value:
         return whole
@@ -48,7 +57,7 @@ def read_bytes(kernel: Kernel, value: Node) -> int:
         return whole
     touched = 0
     for user in users:
-        part = padded_bytes(user.spec)
+        part = user.spec.padded
         touched += part * (_gather_rows(user) if user.op == "gather" else 1)
     return min(touched, whole) if all(user.op != "gather" for user in users) else touched
 
@@ -63,9 +72,9 @@ def result_bytes(kernel: Kernel) -> int:
     total = 0
     for root in kernel.roots:
         if root.op == "dynamic_update_slice":
-            total += padded_bytes(root.inputs[1].spec)
+            total += root.inputs[1].spec.padded
             continue
-        total += sum(padded_bytes(spec) for spec in root.specs)
+        total += sum(spec.padded for spec in root.specs)
     return total
 
 

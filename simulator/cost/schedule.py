@@ -11,11 +11,11 @@ import dataclasses
 
 from .graph import Node
 from .kernels import Kernel
-from .layout import padded_bytes
+from .relayout import lies_as_wanted
+from .tables import FREE
 
 __all__ = ["Placement", "place"]
 
-_RESERVED = 0.15  # share of VMEM that windows and scratch take
 _AHEAD = ("dot", "convolution")
 
 
@@ -28,43 +28,85 @@ class Placement:
     temporaries: int
 
 
-def place(kernels: list[Kernel], arguments: list[Node], outputs: set[int], vmem: int) -> Placement:
-    """Place the values of kernels that run in this order into ``vmem`` bytes."""
-    capacity = int(vmem * (1 - _RESERVED))
+def place(
+    kernels: list[Kernel],
+    arguments: list[Node],
+    outputs: set[int],
+    capacity: int,
+    seconds: list[float],
+    rate: list[float],
+) -> Placement:
+    """Place the values of kernels that run in this order into ``capacity`` bytes of VMEM.
+
+    ``seconds`` is how long each kernel runs; ``rate`` holds the byte/s of a fetch, or nothing where none is made ahead.
+    """
     uses: dict[int, list[int]] = {}
-    values: dict[int, Node] = {}
     for index, kernel in enumerate(kernels):
         for read in kernel.reads:
             uses.setdefault(id(read), []).append(index)
-            values[id(read)] = read
     fetched = [0] * len(kernels)
     resident: set[int] = set()
     occupied = [0] * len(kernels)  # bytes of VMEM in use while kernel i runs
+    if rate:
+        ahead = _program_prefetch(kernels, arguments, uses, capacity, occupied)
+        if ahead is not None:
+            resident.add(id(ahead))
+            fetched[uses[id(ahead)][0]] += ahead.spec.padded
+            _occupy(occupied, 0, uses[id(ahead)][-1], ahead.spec.padded)
     _place_intermediates(kernels, uses, outputs, capacity, occupied, resident)
-    ahead = _program_prefetch(kernels, arguments, uses, capacity, occupied)
-    if ahead is not None:
-        resident.add(id(ahead))
-        fetched[uses[id(ahead)][0]] += padded_bytes(ahead.spec)
-        _occupy(occupied, 0, uses[id(ahead)][-1], padded_bytes(ahead.spec))
-    for argument in sorted((a for a in arguments if id(a) in uses), key=lambda a: uses[id(a)][0]):
-        window = (
-            None
-            if id(argument) in resident
-            else _window(uses[id(argument)], padded_bytes(argument.spec), occupied, capacity)
-        )
-        if window is not None:
-            resident.add(id(argument))
-            fetched[window[0]] += padded_bytes(argument.spec)
-            _occupy(occupied, *window, padded_bytes(argument.spec))
+    if rate:
+        _fetch(kernels, arguments, outputs, uses, seconds, rate[0], _Vmem(capacity, occupied, resident, fetched))
     return Placement(resident, fetched, _temporaries(kernels, uses, outputs, resident))
 
 
+@dataclasses.dataclass(slots=True)
+class _Vmem:
+    capacity: int
+    occupied: list[int]
+    resident: set[int]
+    fetched: list[int]
+
+
+def _fetch(
+    kernels: list[Kernel],
+    arguments: list[Node],
+    outputs: set[int],
+    uses: dict[int, list[int]],
+    seconds: list[float],
+    rate: float,
+    vmem: _Vmem,
+) -> None:
+    """Fetch what is in HBM and needed later, one after the other, where it arrives in time."""
+    begins = [0.0]
+    for second in seconds:
+        begins.append(begins[-1] + second)
+    waiting = [(0, argument) for argument in arguments]
+    waiting += [(i + 1, root) for i, k in enumerate(kernels) for root in k.roots if id(root) not in outputs]
+    free = 0.0
+    for ready, value in sorted(((r, v) for r, v in waiting if id(v) in uses), key=lambda entry: uses[id(entry[1])][0]):
+        if id(value) in vmem.resident:
+            continue
+        size = value.spec.padded
+        for position, use in enumerate(uses[id(value)]):
+            start = max(free, begins[ready])
+            if use <= ready or start + size / rate > begins[use]:
+                continue
+            window = _window(uses[id(value)][position:], size, vmem.occupied, vmem.capacity)
+            if window is None:
+                continue
+            free = start + size / rate
+            if value.op == "parameter":
+                vmem.resident.add(id(value))
+            vmem.fetched[window[0]] += size
+            _occupy(vmem.occupied, *window, size)
+            break
+
+
 def _window(uses: list[int], size: int, occupied: list[int], capacity: int) -> tuple[int, int] | None:
-    """The kernels during which a fetched argument stays: to its last user where there is room, else for one kernel."""
-    later = [index for index in uses if index > 0]
-    if not later or not _room(occupied, later[0], later[0], size, capacity):
+    """The kernels during which a fetched value stays: to its last user where there is room, else for one kernel."""
+    if not uses or not _room(occupied, uses[0], uses[0], size, capacity):
         return None
-    return (later[0], later[-1]) if _room(occupied, later[0], later[-1], size, capacity) else (later[0], later[0])
+    return (uses[0], uses[-1]) if _room(occupied, uses[0], uses[-1], size, capacity) else (uses[0], uses[0])
 
 
 def _place_intermediates(
@@ -79,7 +121,7 @@ def _place_intermediates(
         for root in kernel.roots:
             if id(root) in outputs or id(root) not in uses:
                 continue
-            size, last = padded_bytes(root.spec), uses[id(root)][-1]
+            size, last = root.spec.padded, uses[id(root)][-1]
             if _room(occupied, index, last, size, capacity):
                 _occupy(occupied, index, last, size)
                 resident.add(id(root))
@@ -94,17 +136,21 @@ def _program_prefetch(
             continue
         first = uses[id(argument)]
         kernel = kernels[first[0]]
-        plain = kernel.kind == "reduce" and len(kernel.members) == 1 and len(first) == 1
-        if not plain and not all(kernels[i].kind in _AHEAD for i in first):
+        plain = kernel.key.op == "reduce" and len(first) == 1 and _lone(kernel)
+        if not plain and not all(kernels[i].kind in _AHEAD and lies_as_wanted(kernels[i], argument) for i in first):
             continue
-        size = padded_bytes(argument.spec)
+        size = argument.spec.padded
         if (
             size <= capacity
             and _room(occupied, 0, first[-1], size, capacity)
-            and (best is None or size > padded_bytes(best.spec))
+            and (best is None or size > best.spec.padded)
         ):
             best = argument
     return best
+
+
+def _lone(kernel: Kernel) -> bool:
+    return sum(member.op not in FREE for member in kernel.members.values()) == 1
 
 
 def _room(occupied: list[int], first: int, last: int, size: int, capacity: int) -> bool:
@@ -123,7 +169,7 @@ def _temporaries(kernels: list[Kernel], uses: dict[int, list[int]], outputs: set
         for root in kernel.roots:
             if id(root) in resident or id(root) in outputs:
                 continue
-            size = padded_bytes(root.spec)
+            size = root.spec.padded
             changes[index] += size
             changes[uses[id(root)][-1] + 1 if id(root) in uses else index + 1] -= size
     alive = peak = 0

@@ -34,8 +34,11 @@ _FOLDS: dict[str, Callable[[float, float], float]] = {
 _SPREADS = frozenset({"broadcast_in_dim", "reshape", "transpose", "slice", "convert", "reverse"})
 
 
-def simplify(graph: Graph) -> Graph:
-    """The same computation with the free parts gone, users linked and dead nodes dropped."""
+def simplify(graph: Graph, *, vector_products: bool = True) -> Graph:
+    """The same computation with the free parts gone, users linked and dead nodes dropped.
+
+    ``vector_products``: a product with a vector becomes a multiplication and a sum.
+    """
     replaced: dict[int, Node] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -48,9 +51,11 @@ def simplify(graph: Graph) -> Graph:
                 inputs[index] = other
         node.inputs = inputs
         new = _rewrite(node)
+        if vector_products and new.op in ("dot_general", "dot"):
+            new = _vector_product(new)
         if new is not node:
             replaced[id(node)] = new
-            if new.op in ("constant", "vector_product") and not any(new is source for source in inputs):
+            if new.op in ("constant", "vector_product", "reshape") and not any(new is source for source in inputs):
                 nodes.append(new)
             continue
         nodes.append(node)
@@ -97,13 +102,15 @@ def _rewrite(node: Node) -> Node:
     if op == "reshape" and inputs[0].op == "reshape":
         node.inputs = [inputs[0].inputs[0]]
         return node if node.inputs[0].spec != spec else node.inputs[0]
+    if op == "reduce" and len(node.specs) == 1 and inputs[0].spec.size == spec.size:
+        return Node("reshape", [inputs[0]], spec)
     if op in _SPREADS and inputs and inputs[0].value is not None:
         return _constant(inputs[0].value, spec)
     if op in _NEUTRAL and len(inputs) == 2:
         return _arithmetic(node)
     if op == "select" and inputs[0].value is not None:
         return inputs[1] if inputs[0].value else inputs[2]
-    return _vector_product(node) if op in ("dot_general", "dot") else node
+    return node
 
 
 def _renames(node: Node) -> bool:

@@ -94,7 +94,7 @@ FREE = frozenset(
     }
 )
 # Dots and convolutions read through these by their dimension numbers.
-TRANSPARENT = frozenset({"reshape", "transpose", "slice"})
+TRANSPARENT = frozenset({"reshape", "transpose", "slice", "reverse"})
 HEAVY = frozenset({"dot_general", "dot", "convolution"})
 COLLECTIVES = frozenset(
     {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "collective_broadcast"}

@@ -7,14 +7,15 @@ A multiply-add is two flops; an elementwise operation one per element, whatever 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from .attributes import Convolution, Dot, Window
 from .graph import Graph, Node
 from .tables import ELEMENTWISE, LIBRARY, TRANSCENDENTAL
 
-__all__ = ["convolution_work", "dot_shape", "flops", "transcendentals", "tree_reduction"]
+__all__ = ["conversions", "convolution_work", "dot_shape", "flops", "transcendentals", "tree_reduction"]
 
+_COMPUTING = ELEMENTWISE - {"convert", "compare", "select", "bitcast_convert"}
 _SCAN_TILE = 128  # a running sum is a product with a triangle of this side, then a running sum of the tiles
 _RNG_FLOPS = {1: 50, 2: 45}  # per element that rng or rng_bit_generator makes, by number of results
 
@@ -141,6 +142,7 @@ _COUNTS: dict[str, Callable[[Node], int]] = {
     "sort": _sort,
     "top_k": lambda node: node.inputs[0].spec.size * node.attrs[0],
     "concatenate": lambda node: node.spec.size * (len(node.inputs) - 1),
+    "gather": lambda node: node.inputs[1].spec.size,
     "fft": _fft,
     "triangular_solve": _triangular,
     "cholesky": _cholesky,
@@ -165,6 +167,29 @@ def flops(node: Node) -> int:
     if node.op in ELEMENTWISE and node.op not in TRANSCENDENTAL:
         return node.spec.size
     return 3 * node.spec.size if node.op == "logistic" else 0
+
+
+def conversions(members: Iterable[Node], roots: Sequence[Node]) -> int:
+    """Elements that a fused loop over bf16 converts to f32 and back, where the VPU computes in f32: each operand once,
+    also a scalar that is spread, and each result. An operation alone converts nothing (its emitter does).
+    """
+    inside = list(members)
+    narrow = [m for m in inside if m.spec.dtype == "bf16" and (m.op in _COMPUTING or m.op == "vector_product")]
+    if not narrow or (len(narrow) == 1 and narrow[0].op != "vector_product" and len(inside) == 1):
+        return 0
+    ids = {id(m) for m in inside}
+    computing = {id(m) for m in narrow}
+    converted: dict[int, int] = {}
+    for node in narrow:
+        size = node.inputs[0].spec.size if node.op == "vector_product" else node.spec.size
+        for source in node.inputs:
+            if source.spec.dtype == "bf16" and (id(source) not in ids or id(source) not in computing):
+                converted[id(source)] = math.prod(node.attrs) if node.op == "vector_product" else size
+        if node.op == "vector_product":
+            converted[-1] = math.prod(node.attrs)
+    return sum(converted.values()) + sum(
+        root.spec.size for root in roots if id(root) in computing and root.op != "vector_product"
+    )
 
 
 def transcendentals(node: Node) -> int:

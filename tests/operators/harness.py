@@ -75,6 +75,7 @@ def samples(op: OpInfo, dtype: torch.dtype, *, requires_grad: bool, limit: int) 
         found.append(sample)
         if len(found) == limit:
             break
+    assert found, f"the op database has no sample of {op.name} for {dtype}"
     return found
 
 
@@ -116,6 +117,7 @@ def check_inplace(
     op = opinfo(name)
     variant = op.inplace_variant
     assert variant is not None, f"{name} has no in-place variant"
+    compared = 0
     with highest():
         for index, sample in enumerate(samples(op, dtype, requires_grad=False, limit=limit)):
             x, args, kwargs = _arguments(sample)
@@ -124,6 +126,7 @@ def check_inplace(
                 variant(expected, *args, **kwargs)
             except RuntimeError:
                 continue  # broadcasting or promotion that the in-place variant refuses
+            compared += 1
             actual = to_device(x)
             variant(actual, *to_device(args), **to_device(kwargs))
             assert_same(actual, expected, what=f"{name}_ {dtype} sample {index}", tolerance=tolerance)
@@ -132,6 +135,7 @@ def check_inplace(
                 variant(wide[..., 0], *to_device(args), **to_device(kwargs))
                 assert_same(wide[..., 0], expected, what=f"{name}_ view {dtype} sample {index}", tolerance=tolerance)
                 assert_same(wide[..., 1], x, what=f"{name}_ neighbour {dtype} sample {index}")
+    assert compared, f"no sample of {name} for {dtype} can be written in place"
 
 
 def _call(x: Any, args: Sequence[Any]) -> tuple[Any, ...]:

@@ -1,58 +1,47 @@
-"""Which overloads have a kernel: those that models use, and none that the device lacks.
-
-``tests/data`` holds how many of 2,646 traced models use each overload (forward alone, and with a training step), and the
-overloads that TorchTPU 0.2.0 has no kernel for.
-"""
+"""Which overloads have a kernel: those that models use, and none that the device lacks."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import pytest
 import torch
 
+from emutpu import _facts as facts
 from emutpu.backend import registration
 from emutpu.backend.lowering import LOWERINGS
+from emutpu.cli._coverage import covered, is_structured, targets
 
-DATA = Path(__file__).parents[2] / "data"
-
-# The traces were made on a CPU; the device reaches these ops under other names.
-ELSEWHERE = {
-    "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_fused_attention_overrideable",
-    "_scaled_dot_product_flash_attention_for_cpu_backward": "_scaled_dot_product_fused_attention_overrideable_backward",
-    "convolution": "convolution_overrideable",
-    "convolution_backward": "convolution_backward_overrideable",
-    "mkldnn_rnn_layer": "_thnn_fused_lstm_cell",
-    "mkldnn_rnn_layer_backward": "_thnn_fused_lstm_cell_backward_impl",
+# Sparse and nested tensors, and a helper of quantisation-aware training.
+NOT_YET = {
+    "_fused_moving_avg_obs_fq_helper",
+    "_nested_from_padded_tensor",
+    "_nested_get_jagged_dummy",
+    "_nested_get_lengths",
+    "_nested_get_max_seqlen",
+    "_nested_get_min_seqlen",
+    "_nested_get_offsets",
+    "_nested_get_ragged_idx",
+    "_nested_get_values",
+    "_nested_view_from_jagged",
 }
-COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-
-
-# Non-functional composites that call nothing which could be missing.
-COMPLETE = frozenset({"as_strided_", "bernoulli.p", "new_empty_strided"})
-# Of the overloads that models use, these wait for their lowerings.
-NOT_YET = frozenset({"_fft_c2c", "_fft_c2r", "_fft_r2c"})
-
-
-def _covered(name: str) -> bool:
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    name = ELSEWHERE.get(name, name)
-    if name in COMPLETE or has(f"aten::{name}", "PrivateUse1"):
-        return True
-    return not _is_structured(name) and any(has(f"aten::{name}", key) for key in COMPOSITE[:2])
 
 
 @pytest.mark.parametrize("histogram", ["model_op_histogram_train.json", "model_op_histogram_forward.json"])
 def test_overloads_of_real_models(histogram: str) -> None:
     """Every overload that the traced models use has a kernel, decomposes, or is beyond the device too."""
     registration.load()
-    listed = [name for name in json.loads((DATA / histogram).read_text()) if name.startswith("aten.")]
+    listed = [name for name in facts.histogram(histogram) if name.startswith("aten.")]
     names = [name.removeprefix("aten.").removesuffix(".default") for name in listed]
     assert len(names) > 250
-    open_names = {name for name in names if not _covered(name)}
-    beyond = {name for name in open_names if name in LOWERINGS and LOWERINGS[name].beyond}
-    assert open_names - beyond - NOT_YET == set()
+    open_names = {name for name in names if not covered(name)}
+    assert open_names - {name for name in open_names if name in LOWERINGS and LOWERINGS[name].beyond} == set()
+
+
+def test_overloads_of_the_device() -> None:
+    """What TorchTPU 0.2.0 has a kernel for is here too, but for a list that does not grow."""
+    registration.load()
+    target = targets()["torchtpu"]
+    assert target.total == 673
+    assert set(target.missing) == NOT_YET
 
 
 def test_composites_taken_for_complete() -> None:
@@ -60,23 +49,29 @@ def test_composites_taken_for_complete() -> None:
     x = torch.rand(3, 4).to("tpu")
     assert x.new_empty_strided((2, 3), (3, 1)).stride() == (3, 1)
     assert torch.equal(x.clone().as_strided_((2, 2), (1, 2)).cpu(), x.cpu().as_strided((2, 2), (1, 2)))
+    assert torch.equal(torch.ops.aten.copy(x, torch.ones(4, device="tpu")).cpu(), torch.ones(3, 4))
     assert set(torch.bernoulli(x, 0.5).cpu().flatten().tolist()) <= {0.0, 1.0}
 
 
 def test_rows_beyond_the_device_say_so() -> None:
     """A lowering that the device lacks is registered only when asked for: a test that passes here must pass there."""
-    missing = set((DATA / "torchtpu_missing_overloads.txt").read_text().split())
+    missing = set(facts.read("torchtpu_missing_overloads.txt"))
     # A structured op reports its out= overload as missing, the one that its functional form calls.
     outs = {name.partition(".")[0] for name in missing if name.endswith((".out", ".values", ".X", ".L"))}
     undeclared = []
     for row in LOWERINGS.values():
         base, _, variant = row.name.partition(".")
-        structured = not variant and base in outs and _is_structured(row.name)
+        structured = not variant and base in outs and is_structured(row.name)
         if (row.name in missing or structured) and row.dispatched and not row.beyond:
             undeclared.append(row.name)
     assert undeclared == []
 
 
-def _is_structured(name: str) -> bool:
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return bool(has(f"aten::{name}", COMPOSITE[2]))
+def test_derived_overloads_that_the_device_lacks() -> None:
+    """A derived out= overload is left out where the device has none: ``index_select`` writes nowhere."""
+    registration.load()
+    missing = set(facts.read("torchtpu_missing_overloads.txt"))
+    assert missing & set(registration.registered()) == set()
+    x = torch.rand(3, 4, device="tpu")
+    with pytest.raises(NotImplementedError, match=r"index_select\.out"):
+        torch.index_select(x, 0, torch.tensor([0], device="tpu"), out=torch.empty(0, device="tpu"))

@@ -177,7 +177,7 @@ def test_a_misspelt_schema_is_an_error() -> None:
     """A schema that is not PyTorch's own raises when the table is registered."""
     row = Lowering("floor_divide", "floor_divide(Tensor self, Tensor divisor) -> Tensor", lambda cx, *a: a[0])
     with pytest.raises(AssertionError, match="is not PyTorch's"):
-        registration._register_row(row)
+        registration._register_row(row, frozenset())
 
 
 def test_a_kernel_for_a_composite_op_is_an_error() -> None:

@@ -175,10 +175,36 @@ def test_variable_set_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     _settings._captured.cache_clear()
 
 
-@pytest.mark.parametrize(("devices", "status"), [("", "ok"), ("0", "ok"), ("0,1", "fail"), ("1", "fail")])
-def test_topology(devices: str, status: str) -> None:
-    """One chip is emulated: chip 0."""
-    assert by_name(_checks._topology({"TPU_VISIBLE_DEVICES": devices}))["topology"].status == status
+@pytest.mark.parametrize(
+    ("environment", "status", "words"),
+    [
+        ({}, "ok", "v5e-1; this process sees device 0"),
+        ({"TPU_VISIBLE_DEVICES": "0"}, "ok", "device 0"),
+        ({"TPU_VISIBLE_DEVICES": "1"}, "fail", "only device 0 exists"),
+        ({"EMUTPU_TOPOLOGY": "v5e-4", "TPU_VISIBLE_DEVICES": "3,1"}, "ok", "v5e-4; this process sees device 3, 1"),
+        ({"EMUTPU_TOPOLOGY": "v5e-7"}, "fail", "the closest legal N are"),
+        ({"EMUTPU_TOPOLOGY": "v5e-4", "EMUTPU_CHIP": "v6e"}, "fail", "the chip of EMUTPU_TOPOLOGY"),
+    ],
+)
+def test_topology(environment: dict[str, str], status: str, words: str, tmp_path: Path) -> None:
+    """The slice must be legal and the devices that the process is given must exist in it."""
+    check = by_name(_checks._topology(environment, tmp_path))["topology"]
+    assert check.status == status
+    assert words in check.message
+
+
+def test_emulated_tree_is_no_hardware(tmp_path: Path) -> None:
+    """An emulated PCI tree is no conflict: it is named, and decides what the process sees."""
+    from emutpu.simulator import pci
+    from emutpu.simulator.topology import slice_named
+
+    pci.write_tree(slice_named("v5e-4"), tmp_path)
+    (tmp_path / "dev/vfio/1").unlink()
+    check = by_name(_checks._hardware({}, tmp_path / pci.DEVICES))["conflict.hardware"]
+    assert check.status == "ok"
+    assert "an emulated PCI tree of v5e-4" in check.message
+    seen = by_name(_checks._topology({"EMUTPU_TOPOLOGY": "v5e-4"}, tmp_path))["topology"].message
+    assert seen == "v5e-4; this process sees device 0, 2, 3"
 
 
 @pytest.mark.parametrize(("mode", "status"), [(0o700, "ok"), (0o755, "warn"), (0o770, "fail"), (0o702, "fail")])

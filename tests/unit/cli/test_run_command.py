@@ -203,11 +203,11 @@ def test_variables_of_the_shell_are_kept(emutpu: Command, program: Write) -> Non
         (["--bogus", "program.py"], "--bogus"),
         (["--chip", "v99", "program.py"], "v99"),
         (["--precision", "medium", "program.py"], "medium"),
-        (["--mode", "defer", "program.py"], "--mode defer is not available"),
-        (["--pci", "program.py"], "--pci is not available"),
-        (["--topology", "v5e-8", "program.py"], "v5e-8 is not available"),
-        (["--topology", "cube", "program.py"], "not a slice"),
-        (["--topology", "v5p-1", "--chip", "v5e", "program.py"], "contradicts"),
+        (["--pci", "--chip", "none", "program.py"], "emulates a host without one"),
+        (["--pci", "--chip", "v8i", "program.py"], "pci_device is not published"),
+        (["--topology", "v5e-7", "program.py"], "the closest legal N are 1, 4, 8"),
+        (["--topology", "cube", "program.py"], "expected CHIP-SIZE"),
+        (["--topology", "v5p-2", "--chip", "v5e", "program.py"], "contradicts"),
         (["--json", "absent/report.json", "program.py"], "no directory"),
         (["--json", ".", "program.py"], "cannot be written"),
     ],
@@ -237,11 +237,19 @@ def test_forbidden(emutpu: Command, program: Write, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(("topology", "chip"), [("v5p-1", "v5p"), ("v7-2", "v7")])
-def test_topology_of_one_chip(emutpu: Command, program: Write, topology: str, chip: str) -> None:
-    """The slice of one chip selects the chip; a v7 chip is two devices."""
+@pytest.mark.parametrize(("topology", "chip"), [("v5p-2", "v5p"), ("v7-2", "v7"), ("2xv5e-16", "v5e")])
+def test_topology_selects_the_chip(emutpu: Command, program: Write, topology: str, chip: str) -> None:
+    """The name of a slice implies the chip."""
     result = emutpu("run", "--topology", topology, program(SHOW))
     assert f"'EMUTPU_CHIP': '{chip}'" in result.stdout
+    assert f"'EMUTPU_TOPOLOGY': '{topology}'" in result.stdout
+
+
+def test_chip_wins_over_a_slice_from_the_environment(emutpu: Command, program: Write) -> None:
+    """An option on the command line replaces the variable, also when that named a slice of another chip."""
+    result = emutpu("run", "--chip", "v6e", program(SHOW), EMUTPU_TOPOLOGY="v5e-8")
+    assert "'EMUTPU_CHIP': 'v6e'" in result.stdout
+    assert result.returncode == 0
 
 
 def test_defect_of_the_emulator_is_no_finding(

@@ -44,6 +44,36 @@ def test_table_and_fields_agree() -> None:
     assert all(variable.meaning and variable.accepted for variable in _settings.VARIABLES)
 
 
+def test_a_slice_implies_its_chip() -> None:
+    """EMUTPU_TOPOLOGY decides the chip; a different EMUTPU_CHIP beside it is an error."""
+    assert _settings.read({"EMUTPU_TOPOLOGY": "v6e-8"}).chip == "v6e"
+    assert _settings.read({"EMUTPU_TOPOLOGY": "2xv5p-4x4x4", "EMUTPU_CHIP": "v5p"}).chip == "v5p"
+    with pytest.raises(_settings.SettingError, match=r"EMUTPU_CHIP='v5e' .* the chip of EMUTPU_TOPOLOGY=v6e-8"):
+        _settings.read({"EMUTPU_TOPOLOGY": "v6e-8", "EMUTPU_CHIP": "v5e"})
+    for bad in ("v6e", "v99-8", "none-1", "v5e-", "v5e-1x1x1x1"):
+        with pytest.raises(_settings.SettingError, match="EMUTPU_TOPOLOGY"):
+            _settings.read({"EMUTPU_TOPOLOGY": bad})
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "value", "bad"),
+    [
+        ("TPU_CHIPS_PER_PROCESS_BOUNDS", "2,2,1", (2, 2, 1), "2,2"),
+        ("TPU_PROCESS_BOUNDS", "1,1,1,2", (1, 1, 1, 2), "0,1,1"),
+        ("TPU_PROCESS_ADDRESSES", "a:1, b:2", ("a:1", "b:2"), None),
+        ("CLOUD_TPU_TASK_ID", "3", 3, "-1"),
+        ("TPU_VISIBLE_CHIPS", "1,0", (1, 0), "1,1"),
+    ],
+)
+def test_variables_of_libtpu(name: str, good: str, value: object, bad: str | None) -> None:
+    """Bounds, addresses and the task's number are parsed, and nonsense is refused."""
+    variable = next(row for row in _settings.VARIABLES if row.name == name)
+    assert variable.value_in({name: good}) == value
+    if bad is not None:
+        with pytest.raises(_settings.SettingError, match=name):
+            variable.value_in({name: bad})
+
+
 @pytest.mark.parametrize("text", ["1", "true", "YES", " on ", "t"])
 def test_flags_are_read_leniently(text: str) -> None:
     """The usual words for true are accepted in any case."""

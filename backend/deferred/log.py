@@ -1,0 +1,145 @@
+"""What the regions were: a bounded ring of executions, resolved to plain records only when somebody asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from emutpu.backend.dtypes import dtype_name
+from emutpu.backend.location import Location, Origin, locate
+
+if TYPE_CHECKING:
+    from emutpu.backend.deferred.plan import Step
+    from emutpu.backend.deferred.region import Node
+    from emutpu.backend.keys import Key
+
+__all__ = ["LOG", "Execution", "OpRecord", "RegionRecord", "ValueRecord"]
+
+_LENGTH = 10_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ValueRecord:
+    """An input or output of a region."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpRecord:
+    """An op of a region. ``operands`` are numbers of the region's values (inputs as ``~n``); ``location`` the user's line."""
+
+    name: str
+    parts: tuple[str, ...]
+    operands: tuple[int, ...]
+    results: tuple[ValueRecord, ...]
+    location: Location | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionRecord:
+    """One launch of a region. ``seconds`` is what the look-up took, with compilation in it on a miss."""
+
+    index: int
+    reason: str
+    trigger: Location | None
+    ops: tuple[OpRecord, ...]
+    inputs: tuple[ValueRecord, ...]
+    outputs: tuple[ValueRecord, ...]
+    output_numbers: tuple[int, ...]
+    live: tuple[bool, ...]
+    key: Key
+    hit: bool
+    seconds: float
+
+
+class Execution:
+    """A launch as the engine notes it, without resolving anything."""
+
+    __slots__ = ("hit", "index", "key", "origins", "reason", "seconds", "step", "trigger")
+
+    def __init__(
+        self,
+        origins: Sequence[Origin],
+        step: Step,
+        reason: str,
+        trigger: Origin,
+        key: Key,
+        hit: bool,
+        seconds: float,
+    ) -> None:
+        self.index = next(_indices)
+        self.origins = origins
+        self.step = step
+        self.reason = reason
+        self.trigger = trigger
+        self.key = key
+        self.hit = hit
+        self.seconds = seconds
+
+    def resolve(self) -> RegionRecord:
+        """With lines, shapes and dtypes."""
+        step = self.step
+        nodes = step.region.key.nodes
+        ops = tuple(_op(node, self.origins[k]) for node, k in zip(nodes, step.nodes, strict=True))
+        values = [value for op in ops for value in op.results]
+        numbers = step.region.key.outputs
+        return RegionRecord(
+            index=self.index,
+            reason=self.reason,
+            trigger=locate(*self.trigger[1:]),
+            ops=ops,
+            inputs=_inputs(nodes),
+            outputs=tuple(values[n] for n in numbers),
+            output_numbers=numbers,
+            live=tuple(v in step.live for v in step.outputs),
+            key=self.key,
+            hit=self.hit,
+            seconds=self.seconds,
+        )
+
+
+def _op(node: Node, origin: Origin) -> OpRecord:
+    results = tuple(ValueRecord(dtype_name(dtype), size) for size, dtype in node.op.results)
+    return OpRecord(node.op.name, node.op.parts, node.operands, results, locate(*origin[1:]))
+
+
+def _inputs(nodes: Sequence[Node]) -> tuple[ValueRecord, ...]:
+    found: dict[int, ValueRecord] = {}
+    for node in nodes:
+        for number, (shape, dtype) in zip(node.operands, node.op.operands(), strict=True):
+            if number < 0 and ~number not in found:
+                found[~number] = ValueRecord(dtype_name(dtype), shape)
+    return tuple(found[i] for i in range(len(found)))
+
+
+class _Log:
+    """The last launches, oldest first. ``dropped`` counts those that are no longer there."""
+
+    def __init__(self) -> None:
+        self._ring: deque[Execution] = deque(maxlen=_LENGTH)
+
+    def add(self, execution: Execution) -> None:
+        self._ring.append(execution)
+
+    def records(self, since: int = 0) -> list[RegionRecord]:
+        """All launches from index ``since`` on."""
+        return [execution.resolve() for execution in list(self._ring) if execution.index >= since]
+
+    def clear(self) -> None:
+        """Forget them; the numbering goes on."""
+        self._ring.clear()
+
+    @property
+    def launched(self) -> int:
+        """How many launches were noted since the start."""
+        ring = self._ring
+        return ring[-1].index + 1 if ring else 0
+
+
+_indices = itertools.count()
+LOG = _Log()

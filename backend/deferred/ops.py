@@ -1,0 +1,190 @@
+"""One op with everything its arguments decide, ready to be recorded any number of times."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+
+from emutpu.backend.cell import Layout, layout_of
+from emutpu.backend.deferred.queue import current_queue
+from emutpu.backend.deferred.values import Pending
+from emutpu.backend.hlo import Builder, Value
+from emutpu.backend.keys import Key
+from emutpu.backend.location import Origin
+from emutpu.backend.options import LOCAL, EagerMode, Options
+from emutpu.backend.pjrt import Buffer
+from emutpu.backend.rng import advanced
+from emutpu.backend.runtime import runtime
+from emutpu.backend.strict import Entry, OpModule, Signature, Take
+
+__all__ = ["DeferredOp", "deferred_entry"]
+
+_STATE = layout_of((3,), torch.uint64)
+
+
+class DeferredOp:
+    """What is recorded of an op beside its operands' numbers. Compared by identity.
+
+    ``layouts``    of its values: fresh results first, then the new values of what it writes.
+    ``shapeless``, ``dimensions``  its part of a region's keys.
+    ``emit``       emits it into a builder, as :meth:`OpModule.emit`; ``precision`` of its dots.
+    ``repeat``     what the repeated-op rule compares; 0 for a view, which it does not count.
+    """
+
+    __slots__ = (
+        "dimensions",
+        "draws",
+        "emit",
+        "flushes",
+        "layouts",
+        "name",
+        "parts",
+        "precision",
+        "repeat",
+        "results",
+        "shapeless",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        emit: Callable[[Builder, Take], list[Value]],
+        layouts: Sequence[Layout],
+        keys: tuple[str, str],
+        *,
+        results: Sequence[tuple[tuple[int, ...], torch.dtype]],
+        parts: Sequence[str] = (),
+        precision: Any = None,
+        draws: int = 0,
+        repeat: int | None = None,
+        flushes: bool = False,
+    ) -> None:
+        self.name = name
+        self.emit = emit
+        self.layouts = tuple(layouts)
+        self.shapeless, self.dimensions = keys
+        self.results = tuple(results)
+        self.parts = tuple(parts) or (name,)
+        self.precision = precision
+        self.draws = draws
+        self.repeat = next(_numbers) if repeat is None else repeat
+        self.flushes = flushes
+
+    def operands(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Dims and dtypes of what the op reads, in order. Emits it to find out: for reports."""
+        builder = Builder(self.name, self.precision)
+        found: list[tuple[tuple[int, ...], torch.dtype]] = []
+
+        def take(shape: tuple[int, ...], dtype: torch.dtype, **_options: bool) -> Value:
+            found.append((tuple(shape), dtype))
+            return builder.argument(shape, dtype)
+
+        self.emit(builder, take)
+        return found
+
+    def record(self, values: Sequence[Buffer], origin: Origin) -> Sequence[Buffer]:
+        """Append the op to the calling thread's queue; gives its values, pending."""
+        queue = LOCAL.state.queue or current_queue()
+        with queue.lock:
+            batch = queue.batch
+            event: list[Any] = [self]
+            index = batch.index
+            value: Any
+            for value in values:
+                if value.__class__ is Pending:
+                    if value.batch is batch:
+                        event.append(value.slot)
+                        continue
+                    value = value.settled()
+                slot = index.get(id(value))
+                event.append(batch.add_input(value) if slot is None else slot)
+            recorded = tuple(event)
+            state = batch.state
+            batch.state = state.next.get(recorded) or state.extend(recorded)
+            batch.origins.append(origin)
+            marks = batch.marks
+            made = []
+            for layout in self.layouts:
+                pending = Pending(batch, len(marks), layout)
+                marks.append(1)
+                batch.references.append(ref(pending))
+                made.append(pending)
+            if self.flushes:
+                queue.leave()
+            elif self.repeat and queue.detector.push(self.repeat):
+                queue.cut()
+            if self.draws:
+                # The generator's state is a value of the device, and drawing updates it there.
+                update = _state_update(-(-self.draws // 4))
+                updated = update.record(values[-1:], (update.name, *origin[1:]))
+                queue.drawn(LOCAL.state.drawer, self.draws, updated[0])
+        return made
+
+
+_numbers = itertools.count(1)
+_updates: dict[int, DeferredOp] = {}
+
+
+def _state_update(steps: int) -> DeferredOp:
+    made = _updates.get(steps)
+    if made is None:
+        name = "rng_state_update"
+
+        def emit(builder: Builder, take: Take) -> list[Value]:
+            return [advanced(builder, take((3,), torch.uint64), steps)]
+
+        made = _updates[steps] = DeferredOp(
+            name,
+            emit,
+            [_STATE],
+            (name, str(steps)),
+            results=[((3,), torch.uint64)],
+        )
+    return made
+
+
+_repeat_numbers: dict[str, int] = {}
+
+
+def deferred_entry(signature: Signature, options: Options, values: tuple[Any, ...]) -> Entry:
+    """The entry of an op that is recorded. Raises what PyTorch's meta kernel, or the lowering, raises for it."""
+    by_name = dict(zip((a.name for a in signature.schema.arguments), values, strict=True))
+    module = OpModule(signature, options, by_name, donate=False)
+    _ = runtime().client  # a forked child must be told at the op
+    if options.mode is not EagerMode._INTERNAL_COMPILE_FX_GRAPH:
+        module.build()  # a lowering that refuses its arguments does so at the op, not at the read
+    shapeless, dimensions = module.key_texts()
+    precision = options.precision
+    wraps = module.wraps()
+    written = module.written_layouts()
+    text = f"{shapeless}|{module.repeat_text()}"
+    op = DeferredOp(
+        signature.name,
+        module.emit,
+        [w[0] for w in wraps if w is not None] + written,
+        (f"{shapeless};precision={precision.name if precision is not None else None}", dimensions),
+        results=module.result_shapes(),
+        precision=None if precision is None else precision.name,
+        draws=module.draws if signature.row.draws else 0,
+        repeat=_repeat_numbers.setdefault(text, len(_repeat_numbers) + 1),
+        flushes=options.flushes,
+    )
+    return Entry(
+        launch=_never,
+        executable=None,
+        key=Key("", "", ""),
+        outputs=wraps,
+        layouts=written,
+        base=module.needs_base,
+        draws=module.draws,
+        numbers=module.numbers,
+        record=op.record,
+    )
+
+
+def _never(arguments: Sequence[Buffer]) -> Sequence[Buffer]:
+    raise AssertionError("a deferred op is recorded, not launched")

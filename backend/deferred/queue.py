@@ -1,0 +1,220 @@
+"""The pending ops of a stream: where they are recorded, and how they are done."""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from emutpu.backend.deferred.log import LOG, Execution
+from emutpu.backend.deferred.plan import Plan, Step, make_plan
+from emutpu.backend.deferred.region import forget_regions
+from emutpu.backend.deferred.repeats import Detector
+from emutpu.backend.deferred.trace import Traces
+from emutpu.backend.deferred.values import Batch
+from emutpu.backend.errors import region_failure
+from emutpu.backend.location import Origin, capture
+from emutpu.backend.options import LOCAL
+from emutpu.backend.pjrt import Buffer, ErrorBuffer, PjrtError
+from emutpu.backend.runtime import runtime
+from emutpu.backend.streams import current_stream
+
+if TYPE_CHECKING:
+    from emutpu.backend.rng import TpuGenerator
+
+__all__ = ["Queue", "Repeats", "current_queue", "forget", "materialize_all"]
+
+
+class Repeats(enum.Enum):
+    """What the repeated-op rule does: cut the list as a read would, launch it whole, or nothing."""
+
+    SAFE = "safe"
+    AGGRESSIVE = "aggressive"
+    OFF = "off"
+
+
+class Queue:
+    """One stream's pending ops. ``repeats`` says what happens when they begin to repeat themselves."""
+
+    def __init__(self, repeats: Repeats) -> None:
+        self.lock = threading.RLock()
+        self.repeats = repeats
+        self.detector = Detector()
+        self.batch = Batch(self, TRACES.root)
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything is recorded that was not done."""
+        return bool(self.batch.origins)
+
+    def cut(self) -> None:
+        """The repeated-op rule found the end of a copy."""
+        if self.repeats is not Repeats.OFF:
+            self._do("repeated_op_heuristic", whole=self.repeats is Repeats.AGGRESSIVE)
+
+    def leave(self) -> None:
+        """The first op after DEFER_AND_FUSE was left: all of the list in one region."""
+        try:
+            self._do("debug_mode", whole=True)
+        finally:
+            LOCAL.state.refresh()
+
+    def state_of(self, generator: TpuGenerator, numbers: int) -> Buffer:
+        """The generator's state on the device, for an op that takes ``numbers`` draws."""
+        return generator.value(numbers)
+
+    def drawn(self, generator: TpuGenerator, numbers: int, state: Buffer) -> None:  # a capture counts them
+        """An op that draws was recorded, and left ``state``."""
+        generator.keep(state)
+        if generator.updated():
+            self.materialize("synchronize()")
+
+    def materialize(self, reason: str) -> None:
+        """Do everything that is live. Raises the failure of the first region that fails."""
+        with self.lock:
+            if self._do(reason, whole=False):
+                self.detector.reset()
+
+    def _do(self, reason: str, *, whole: bool) -> bool:
+        """Whether anything was to be done."""
+        with self.lock:
+            batch = self.batch
+            if not batch.origins:
+                return False
+            self.batch = Batch(self, TRACES.root)
+            marks = bytes(batch.marks)
+            state = batch.state
+            plan = state.plans.get((marks, whole)) if state.epoch == TRACES.epoch else None
+            if plan is None:
+                plan = make_plan(state, marks, whole=whole)
+                if runtime().cache.allow:
+                    state.plans[marks, whole] = plan
+            if plan.steps:
+                _Run(batch, plan, reason).run()
+            return bool(plan.steps)
+
+
+class _Run:
+    """One execution of a plan."""
+
+    def __init__(self, batch: Batch, plan: Plan, reason: str) -> None:
+        self.batch = batch
+        self.plan = plan
+        self.reason = reason
+        self.values: dict[int, Buffer] = {}
+        self.failures: dict[int, BaseException] = {}
+        self.trigger = (reason, *capture())
+        # Regions take no precision from the thread: each op has its own.
+        self.options = LOCAL.state.plain
+
+    def run(self) -> None:
+        failure: BaseException | None = None
+        try:
+            for step in self.plan.steps:
+                problem = self._inherited(step) or self._step(step)
+                if problem is not None:
+                    failure = failure or problem
+                    self.failures |= dict.fromkeys(step.outputs, problem)
+        except BaseException as interruption:
+            failure = interruption
+            raise
+        finally:
+            self._settle(failure)
+        if failure is not None:
+            raise failure
+
+    def _inherited(self, step: Step) -> BaseException | None:
+        if not self.failures:
+            return None
+        return next((self.failures[i] for i in step.inputs if i in self.failures), None)
+
+    def _step(self, step: Step) -> Exception | None:
+        batch, values = self.batch, self.values
+        started = time.perf_counter()
+        executable = step.region.executables.get(self.options)
+        hit = executable is not None
+        try:
+            if executable is None:
+                origins = [batch.origins[k] for k in step.nodes]
+                key, loaded, hit = step.region.executable(self.options, origins)
+                executable = (key, loaded)
+            compiled = time.perf_counter()
+            arguments = [batch.inputs[~i] if i < 0 else values[i] for i in step.inputs]
+            results = executable[1].launch(arguments)
+        except PjrtError as error:
+            return region_failure(error, self._origin(step), self.trigger)
+        except Exception as error:  # noqa: BLE001  # kept for every value that it concerns, and raised by run()
+            error.add_note(f"  materialized at {self._where()}")
+            return error
+        for slot, buffer in zip(step.outputs, results, strict=True):
+            values[slot] = buffer
+            if buffer.__class__ is ErrorBuffer:
+                self._blame(step, slot, buffer)
+        runtime().region_launches += 1
+        LOG.add(Execution(batch.origins, step, self.reason, self.trigger, executable[0], hit, compiled - started))
+        return None
+
+    def _settle(self, failure: BaseException | None) -> None:
+        """Give every live value its buffer, or what kept it from having one."""
+        references = self.batch.references
+        for step in self.plan.steps:
+            for slot in step.outputs:
+                pending = references[slot]()
+                if pending is None:
+                    continue
+                pending.buffer = self.values.get(slot)
+                if pending.buffer is None:
+                    pending.failure = self.failures.get(slot) or failure
+        self.batch.inputs, self.batch.index, self.batch.references = [], {}, []
+
+    def _origin(self, step: Step) -> Origin:
+        return self.batch.origins[step.nodes[-1]]
+
+    def _blame(self, step: Step, slot: int, buffer: Buffer) -> None:
+        assert isinstance(buffer, ErrorBuffer)
+        if buffer.error.origin is None:
+            buffer.error.origin = self._origin(step)
+
+    def _where(self) -> str:
+        from emutpu.backend.errors import describe
+
+        return describe(*self.trigger[1:])
+
+
+TRACES = Traces()
+_queues: dict[int, Queue] = {}
+_lock = threading.Lock()
+
+
+def queue_of(stream: int) -> Queue:
+    """The queue of a stream, by its id."""
+    found = _queues.get(stream)
+    if found is None:
+        configuration = runtime().configuration
+        repeats = Repeats(configuration.repeats) if configuration is not None else Repeats.SAFE
+        with _lock:
+            found = _queues.setdefault(stream, Queue(repeats))
+    return found
+
+
+def current_queue() -> Queue:
+    """The queue of the calling thread's stream."""
+    state = LOCAL.state
+    queue = state.queue
+    if queue is None:
+        queue = state.queue = queue_of(current_stream().stream_id)
+    assert isinstance(queue, Queue)
+    return queue
+
+
+def materialize_all(reason: str) -> None:
+    """Do what is pending on every stream."""
+    for queue in list(_queues.values()):
+        queue.materialize(reason)
+
+
+def forget() -> None:
+    """Drop all plans and regions: what is recorded from now on is planned and compiled anew."""
+    TRACES.clear()
+    forget_regions()

@@ -1,0 +1,171 @@
+"""The region compiler: a list of ops becomes one canonical module and one executable. torch.compile uses it too."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from emutpu.backend.errors import describe
+from emutpu.backend.hlo import Builder, Value
+from emutpu.backend.keys import Key
+from emutpu.backend.location import Origin, locate
+from emutpu.backend.options import Options
+from emutpu.backend.pjrt import Executable
+from emutpu.backend.runtime import runtime
+
+if TYPE_CHECKING:
+    from emutpu.backend.deferred.ops import DeferredOp
+
+__all__ = ["Node", "Region", "RegionKey", "forget_regions", "region"]
+
+_NAMED_OPS = 6
+
+
+class Node(NamedTuple):
+    """An op of a region. ``operands`` are numbers of values of the region, in order of creation, or ``~n`` for its inputs."""
+
+    op: DeferredOp
+    operands: tuple[int, ...]
+
+
+class RegionKey(NamedTuple):
+    """What decides a region's module. ``outputs`` are the numbers of the values that it gives."""
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs the region has."""
+        return 1 + max((~operand for node in self.nodes for operand in node.operands if operand < 0), default=-1)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Region:
+    """A region, and its executables by compile options. Use :func:`region`, which gives equal keys the same object."""
+
+    key: RegionKey
+    texts: tuple[str, str]
+    executables: dict[Options, tuple[Key, Executable]]
+
+    @property
+    def name(self) -> str:
+        """The module's name: the op's own, or the first few."""
+        names = [node.op.name for node in self.key.nodes]
+        if len(names) == 1:
+            return names[0]
+        more = f"+{len(names) - _NAMED_OPS} more" if len(names) > _NAMED_OPS else ""
+        return f"region[{'+'.join(names[:_NAMED_OPS])}{more}]"
+
+    def logical_key(self, options: Options) -> Key:
+        """The three fingerprints under ``options``."""
+        shapeless, dimensions = self.texts
+        return runtime().key(shapeless, dimensions, _canonical(options))
+
+    def executable(self, options: Options, origins: Sequence[Origin]) -> tuple[Key, Executable, bool]:
+        """Key, executable, and whether it had not to be compiled. ``origins`` say who issued the ops.
+
+        Raises what a lowering raises, with the op's line, and PjrtError from the compiler.
+        """
+        found = self.executables.get(options)
+        if found is not None:
+            return *found, True
+        key = self.logical_key(options)
+        cache = runtime().cache
+        compiled: list[bool] = []
+
+        def compile_module() -> Executable:
+            compiled.append(True)
+            return runtime().client.compile(self.build(origins), options.compile_options)
+
+        executable = cache.get(key, compile_module)
+        if cache.allow:
+            self.executables[options] = (key, executable)
+        return key, executable, not compiled
+
+    def build(self, origins: Sequence[Origin] = ()) -> bytes:
+        """The canonical module, with the users' lines as locations where ``origins`` are given."""
+        builder = Builder(self.name)
+        results = self._emit(builder, origins)
+        # The tensors that they are for exist, and count their memory already.
+        return builder.finish(results, range(len(results)))
+
+    def text(self, origins: Sequence[Origin] = ()) -> str:
+        """The canonical module as text."""
+        builder = Builder(self.name)
+        builder.finish(self._emit(builder, origins))
+        return builder.text()
+
+    def _emit(self, builder: Builder, origins: Sequence[Origin]) -> list[Value]:
+        inputs: list[Value] = []
+        values: list[Value] = []
+        for position, (op, operands) in enumerate(self.key.nodes):
+            origin = origins[position] if origins else None
+            builder.at(locate(*origin[1:]) if origin is not None else None)
+            builder.precision = op.precision
+            try:
+                made = op.emit(builder, _Taking(builder, operands, inputs, values).take)
+            except Exception as error:
+                if origin is not None:
+                    error.add_note(f"  {op.name} issued at {describe(*origin[1:])}")
+                raise
+            if len(made) != len(op.layouts):
+                raise AssertionError(f"{op.name} gives {len(made)} values, {len(op.layouts)} were expected")
+            values += made
+        builder.at(None)
+        return [values[number] for number in self.key.outputs]
+
+
+class _Taking:
+    """Hands an op its operands one after the other; inputs of the region are declared when first taken."""
+
+    def __init__(self, builder: Builder, operands: Sequence[int], inputs: list[Value], values: Sequence[Value]) -> None:
+        self.builder = builder
+        self.operands: Iterator[int] = iter(operands)
+        self.inputs = inputs
+        self.values = values
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype, *, donated: bool = False) -> Value:
+        number = next(self.operands)
+        if number < 0 and ~number == len(self.inputs):
+            self.inputs.append(self.builder.argument(shape, dtype, donated=donated))
+        value = self.inputs[~number] if number < 0 else self.values[number]
+        if value.shape != tuple(shape) or value.dtype != dtype:
+            raise AssertionError(f"an operand is {value}, {dtype} {list(shape)} was recorded")
+        return value
+
+
+def _canonical(options: Options) -> str:
+    """What of the options decides a region's code beside the ops: each op's precision is in the shapeless key."""
+    return f"{options.compile_options.canonical()} checks={options.bounds_checks:d}"
+
+
+_regions: dict[RegionKey, Region] = {}
+_lock = threading.Lock()
+
+
+def region(key: RegionKey) -> Region:
+    """The one Region with this key."""
+    found = _regions.get(key)
+    if found is None:
+        with _lock:
+            found = _regions.setdefault(key, Region(key, _texts(key), {}))
+    return found
+
+
+def forget_regions() -> None:
+    """Drop every region and its executables; who holds one keeps it."""
+    with _lock:
+        _regions.clear()
+
+
+def _texts(key: RegionKey) -> tuple[str, str]:
+    shapeless = [f"{node.op.shapeless}({node.operands})" for node in key.nodes]
+    return (
+        "region;" + ";".join(shapeless) + f"->{key.outputs}",
+        ";".join(node.op.dimensions for node in key.nodes),
+    )

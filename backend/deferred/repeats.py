@@ -1,0 +1,79 @@
+"""Finds programs that repeat themselves without ever reading a value.
+
+The rule, as TorchTPU 0.2.0 was recorded: on the last op of the third consecutive copy of a sequence of S ops, 2 ≤ S ≤ 128,
+then again every S ops while the repetition goes on. Views are not counted.
+
+The detector is a finite automaton that is built while it runs: its states are the last 384 ops, so that a program in a loop
+walks through the same states again, at one dictionary look-up an op.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Detector"]
+
+SHORTEST = 2
+LONGEST = 128
+_WINDOW = 3 * LONGEST
+_LIMIT = 20_000
+
+
+class _State:
+    """``ops`` the last ops, oldest first; ``period`` of the last find; ``wait`` ops still to pass before the next."""
+
+    __slots__ = ("next", "ops", "period", "wait")
+
+    def __init__(self, ops: tuple[int, ...], period: int, wait: int) -> None:
+        self.ops = ops
+        self.period = period
+        self.wait = wait
+        self.next: dict[int, tuple[_State, bool]] = {}
+
+
+class Detector:
+    """One stream's history of ops."""
+
+    _states: dict[tuple[tuple[int, ...], int, int], _State] = {}  # noqa: RUF012  # shared on purpose: a cache
+
+    def __init__(self) -> None:
+        self._state = self._intern((), 0, 0)
+
+    def push(self, op: int) -> bool:
+        """Note an op; True when it ends a copy after which the list is to be cut."""
+        step = self._state.next.get(op)
+        if step is None:
+            step = self._state.next[op] = self._step(op)
+        self._state, found = step
+        return found
+
+    def reset(self) -> None:
+        """Forget the history."""
+        self._state = self._intern((), 0, 0)
+
+    def _step(self, op: int) -> tuple[_State, bool]:
+        before = self._state
+        ops = (*before.ops, op)[-_WINDOW:]
+        if before.wait > 1:
+            return self._intern(ops, before.period, before.wait - 1), False
+        period = before.period if before.period and _repeats(ops, before.period) else _shortest(ops)
+        return self._intern(ops, period, period), period > 0
+
+    @classmethod
+    def _intern(cls, ops: tuple[int, ...], period: int, wait: int) -> _State:
+        if len(cls._states) > _LIMIT:
+            cls._states.clear()
+        key = (ops, period, wait)
+        state = cls._states.get(key)
+        return cls._states.setdefault(key, _State(*key)) if state is None else state
+
+
+def _repeats(ops: tuple[int, ...], period: int) -> bool:
+    """Whether the history ends with three copies of its last ``period`` ops."""
+    return len(ops) >= 3 * period and ops[-2 * period :] == ops[-3 * period : -period]
+
+
+def _shortest(ops: tuple[int, ...]) -> int:
+    last = ops[-1]
+    for period in range(SHORTEST, min(LONGEST, len(ops) // 3) + 1):
+        if ops[-1 - period] == last and _repeats(ops, period):
+            return period
+    return 0
