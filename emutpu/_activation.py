@@ -5,6 +5,7 @@ Imports neither jax nor Dynamo, and nothing heavy: the lowerings and the client 
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import sys
@@ -136,6 +137,12 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def _hbm_limit(settings: _settings.Settings, chip_bytes: int) -> int | None:
+    if settings.hbm == _settings.UNLIMITED:
+        return None
+    return chip_bytes if settings.hbm is None else int(settings.hbm)
+
+
 def _slice(settings: _settings.Settings) -> Slice:
     from emutpu.simulator.chips import chip
     from emutpu.simulator.topology import Slice, slice_named
@@ -202,6 +209,8 @@ def _activate(settings: _settings.Settings) -> None:
     from emutpu.backend.compile_pool import default_threads
     from emutpu.backend.keys import Versions
     from emutpu.backend.runtime import Configuration, runtime
+    from emutpu.simulator.chips import chip
+    from emutpu.simulator.hbm import tiled_bytes
 
     if settings.topology is not None:
         _slice(settings)  # an illegal slice is a bad setting: say so now rather than at the first op
@@ -209,7 +218,9 @@ def _activate(settings: _settings.Settings) -> None:
     def make_client() -> Client:
         from emutpu.simulator.clients import make_client
 
-        client = make_client(settings.client, process_topology(settings), cpu_target=settings.cpu_target)
+        client = make_client(
+            settings.client, process_topology(settings), cpu_target=settings.cpu_target, seed=settings.dry_values
+        )
         if settings.record_modules is not None:
             from emutpu._modules import RecordingClient
 
@@ -249,6 +260,9 @@ def _activate(settings: _settings.Settings) -> None:
             make_tiers=make_tiers,
             repeats=settings.detect_repeated_ops,
             quirks=settings.quirks,
+            tiled=tiled_bytes,
+            hbm_limit=_hbm_limit(settings, chip(settings.chip).hbm_bytes),
+            host_issue=None if settings.host_issue is None else round(settings.host_issue * 1e6),
         )
     )
     mode = options.EagerMode.DEFER_NEVER
@@ -264,3 +278,33 @@ def _activate(settings: _settings.Settings) -> None:
         from emutpu._report import install_exit_report
 
         install_exit_report(settings.report.replace("{pid}", str(os.getpid())))
+    if settings.trace is not None:
+        _trace_until_exit(settings.trace, settings.chip)
+
+
+def _trace_until_exit(path: str, chip: str) -> None:
+    """Record every launch and write the trace at exit; ``{pid}`` stands for the process id. Forked children write none."""
+    from emutpu.backend.runtime import runtime
+    from emutpu.backend.tracing import Recorder
+
+    recorder = Recorder(runtime().meter)
+    runtime().meter.record(recorder)
+    owner = os.getpid()
+
+    def write() -> None:
+        if os.getpid() != owner or not runtime().initialized:
+            return
+        from emutpu.simulator import trace
+
+        rates = runtime().meter.rates
+        try:
+            written = trace.write(
+                path.replace("{pid}", str(owner)), recorder.launches(), recorder.steps(), chip, (rates.flops, rates.hbm)
+            )
+        except (OSError, ValueError) as error:
+            _say(f"emutpu: the trace was not written: {error}")
+        else:
+            left_out = f"; {recorder.dropped} later launches are left out" if recorder.dropped else ""
+            _say(f"emutpu: trace of the modelled device: {written}{left_out}")
+
+    atexit.register(write)
