@@ -11,8 +11,9 @@ import torch.utils.dlpack
 from emutpu.backend.cell import layout_of
 from emutpu.backend.memory import ACCELERATOR, check_index
 from emutpu.backend.metadata import resize_storage
-from emutpu.backend.options import Precision, carried_to_engine_threads, process_options, set_process
+from emutpu.backend.options import EagerMode, Precision, carried_to_engine_threads, process_options, set_process
 from emutpu.backend.rng import TpuGenerator
+from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import DEVICE, new_storage
 from emutpu.backend.streams import TpuEvent, TpuStream, current_stream, set_stream
 
@@ -220,13 +221,17 @@ def _backward_on_this_thread() -> None:
 
 
 def _print_from_the_host() -> None:
-    """Printing computes widths with a dozen ops on the tensor's own device: a dozen compilations for one ``print``."""
+    """Printing computes widths with a dozen ops on the tensor's own device: a dozen compilations for one ``print``.
+
+    DeferAndFuse shows them, because how a print cuts a program into regions is what its user wants to know.
+    """
     from torch import _tensor_str
 
     original: Any = _tensor_str._tensor_str
 
     def tensor_str(self: torch.Tensor, indent: int) -> str:
-        text: str = original(self.cpu() if self.device.type == DEVICE.type else self, indent)
+        here = self.device.type == DEVICE.type and runtime().mode is not EagerMode.DEFER_AND_FUSE
+        text: str = original(self.cpu() if here else self, indent)
         return text
 
     _tensor_str._tensor_str = tensor_str

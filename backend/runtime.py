@@ -153,6 +153,8 @@ class Runtime:
 
     def replace_client(self, client: Client) -> Client | None:
         """Put another client beneath (fault injection, adversaries); gives the old one. Executables are forgotten."""
+        if self._client is not None:
+            self.materialize("synchronize()")
         with self._lock:
             old = self._client
             self._pid = os.getpid()

@@ -89,7 +89,7 @@ class CpuExecutable(EmulatedExecutable):
             raise translate(error, self.name) from error
 
     def _features(self, code: bytes) -> frozenset[str]:
-        return _jaxlib.code_features(code) or _jaxlib.host_features()
+        return _jaxlib.code_features(code) or _cpu_features.of_kernel()
 
 
 def _limit(target: str) -> None:

@@ -26,7 +26,7 @@ from emutpu.simulator.cost.rates import DATA, Rates, expected
 from emutpu.simulator.cost.simplify import simplify
 from tools.layout import ROOT
 
-__all__ = ["FAMILIES", "Case", "Score", "cases", "fit", "leave_one_out", "main", "score"]
+__all__ = ["FAMILIES", "Case", "Score", "cases", "fit", "leave_one_out", "main", "priors", "score"]
 
 RECORDS = ROOT / "tests" / "data" / "libtpu_aot"
 PAGE = ROOT / "docs" / "cost-model.md"
@@ -92,7 +92,11 @@ def cases(rows: Mapping[str, Mapping[str, Any]], folder: Path = RECORDS) -> list
         for name, truth in records.items():
             module = (folder / f"{name}.mlir").read_text(encoding="utf-8")
             graph = simplify(read(module), vector_products=rows[chip_name]["vector_products"])
-            kernels = [kernel for kernel in fuse(graph, chains=rows[chip_name]["chains"]) if not is_bitcast(kernel)]
+            kernels = [
+                kernel
+                for kernel in fuse(graph, chains=rows[chip_name]["chains"])
+                if not is_bitcast(kernel, graph.outputs)
+            ]
             found.append(Case(name, chip_name, _family(name), graph, kernels, truth))
     return found
 
@@ -115,7 +119,8 @@ def _loss(group: Sequence[Case], constants: Rates) -> float:
     return total / max(1, len(group))
 
 
-def _prior(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def priors(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Constants that no recording has touched: datasheet rates of the chips and round multiples."""
     made: dict[str, Any] = {"chips": {}, "shared": dict(PRIORS)}
     for name, row in rows.items():
         table = chip(name)
@@ -132,7 +137,7 @@ def _prior(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def fit(rows: Mapping[str, Mapping[str, Any]], group: Sequence[Case]) -> dict[str, Any]:
     """Constants by coordinate descent from the priors: a chip's own on its cases, the shared ones on all."""
-    constants = _prior(rows)
+    constants = priors(rows)
     by_chip = {name: [case for case in group if case.chip == name] for name in rows}
     for _ in range(ROUNDS):
         for name, members in by_chip.items():

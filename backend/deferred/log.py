@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from emutpu.backend.deferred.region import Node
     from emutpu.backend.keys import Key
 
-__all__ = ["LOG", "Execution", "OpRecord", "RegionRecord", "ValueRecord"]
+__all__ = ["LOG", "Execution", "OpRecord", "RegionRecord", "ValueRecord", "input_records", "op_record"]
 
 _LENGTH = 10_000
 
@@ -42,7 +42,10 @@ class OpRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RegionRecord:
-    """One launch of a region. ``seconds`` is what the look-up took, with compilation in it on a miss."""
+    """One launch of a region. ``seconds`` is what the look-up took, with compilation in it on a miss.
+
+    ``undefined`` results of ops that give outputs are outputs too on the device, empty ones.
+    """
 
     index: int
     reason: str
@@ -50,6 +53,7 @@ class RegionRecord:
     ops: tuple[OpRecord, ...]
     inputs: tuple[ValueRecord, ...]
     outputs: tuple[ValueRecord, ...]
+    undefined: int
     output_numbers: tuple[int, ...]
     live: tuple[bool, ...]
     key: Key
@@ -85,7 +89,7 @@ class Execution:
         """With lines, shapes and dtypes."""
         step = self.step
         nodes = step.region.key.nodes
-        ops = tuple(_op(node, self.origins[k]) for node, k in zip(nodes, step.nodes, strict=True))
+        ops = tuple(op_record(node, self.origins[k]) for node, k in zip(nodes, step.nodes, strict=True))
         values = [value for op in ops for value in op.results]
         numbers = step.region.key.outputs
         return RegionRecord(
@@ -93,8 +97,9 @@ class Execution:
             reason=self.reason,
             trigger=locate(*self.trigger[1:]),
             ops=ops,
-            inputs=_inputs(nodes),
+            inputs=input_records(nodes),
             outputs=tuple(values[n] for n in numbers),
+            undefined=_undefined(nodes, frozenset(numbers)),
             output_numbers=numbers,
             live=tuple(v in step.live for v in step.outputs),
             key=self.key,
@@ -103,12 +108,24 @@ class Execution:
         )
 
 
-def _op(node: Node, origin: Origin) -> OpRecord:
+def op_record(node: Node, origin: Origin) -> OpRecord:
+    """An op of a region with its line."""
     results = tuple(ValueRecord(dtype_name(dtype), size) for size, dtype in node.op.results)
     return OpRecord(node.op.name, node.op.parts, node.operands, results, locate(*origin[1:]))
 
 
-def _inputs(nodes: Sequence[Node]) -> tuple[ValueRecord, ...]:
+def _undefined(nodes: Sequence[Node], outputs: frozenset[int]) -> int:
+    """How many undefined results the ops have whose values are outputs."""
+    count = first = 0
+    for node in nodes:
+        values = range(first, first + len(node.op.layouts))
+        first = values.stop
+        count += node.op.undefined if outputs & set(values) else 0
+    return count
+
+
+def input_records(nodes: Sequence[Node]) -> tuple[ValueRecord, ...]:
+    """Dtype and shape of a region's inputs, in their order."""
     found: dict[int, ValueRecord] = {}
     for node in nodes:
         for number, (shape, dtype) in zip(node.operands, node.op.operands(), strict=True):

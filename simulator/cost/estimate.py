@@ -119,10 +119,15 @@ class Model:
     def assume(self, text: str) -> None:
         self.assumptions[text] = None
 
-    def run(self, graph: Graph) -> Estimate:
-        graph = simplify(graph, vector_products=self.rates.vector_products)
+    def run(self, graph: Graph, *, inner: bool = False) -> Estimate:
+        graph = simplify(graph, vector_products=self.rates.vector_products, result_copies=not inner)
         return self.cost(
-            graph, [kernel for kernel in fuse(graph, chains=self.rates.chains) if not memory.is_bitcast(kernel)]
+            graph,
+            [
+                kernel
+                for kernel in fuse(graph, chains=self.rates.chains)
+                if not memory.is_bitcast(kernel, graph.outputs)
+            ],
         )
 
     def cost(self, graph: Graph, kernels: list[Kernel]) -> Estimate:
@@ -143,8 +148,8 @@ class Model:
                 count = 1
             else:
                 self.assume(f"while: {count} iterations counted; the compiler's own estimate counts a body once")
-            return self._inner().run(node.bodies[1]), count
-        branches = [self._inner().run(body) for body in node.bodies]
+            return self._inner().run(node.bodies[1], inner=True), count
+        branches = [self._inner().run(body, inner=True) for body in node.bodies]
         self.assume(f"{node.op}: its most expensive branch is counted")
         return max(branches, key=lambda branch: branch.roofline_seconds), 1
 
@@ -188,7 +193,8 @@ class Model:
     def _known(self, node: Node) -> None:
         if node.op in ELEMENTWISE or node.op in FREE or node.op in MOVEMENT or node.op in _KNOWN:
             return
-        self.assume(f"{node.op}: not modelled; counted as reading its operands and writing its results once")
+        name = f"{node.op} {node.attrs[0]}" if node.op == "custom_call" else node.op
+        self.assume(f"{name}: not modelled; counted as reading its operands and writing its results once")
 
     def _sum(self, graph: Graph, kernels: list[Kernel], parts: list[_Part], placement: Placement) -> Estimate:
         found = []
@@ -223,7 +229,8 @@ class Model:
                 traffic / self.rates.bandwidth / self.expected.bandwidth_efficiency,
                 part.cycles.vpu / self.rates.clock,
             )
-            ops = tuple(m.name for m in reversed(kernel.members.values()) if m.op not in FREE) or (kernel.key.name,)
+            ordered = sorted((m for m in kernel.members.values() if m.op not in FREE), key=lambda member: member.index)
+            ops = tuple(member.name for member in ordered) or (kernel.key.name,)
             fusions.append(
                 FusionCost(ops, part.flops, counted, seconds, _unit(kernel, part, self.rates), part.cycles.total)
             )

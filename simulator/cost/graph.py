@@ -59,7 +59,7 @@ _TOKEN = Spec((), "token", 0, 0, 0, -1, -1)
 class Node:
     """One value. ``op`` is the operation's name without its dialect; ``result`` nodes pick one of several results."""
 
-    __slots__ = ("attrs", "bodies", "inputs", "name", "op", "spec", "specs", "users", "value")
+    __slots__ = ("attrs", "bodies", "index", "inputs", "name", "op", "spec", "specs", "users", "value")
 
     def __init__(self, op: str, inputs: list[Node], spec: Spec, attrs: tuple[Any, ...] = ()) -> None:
         self.op = op
@@ -71,6 +71,7 @@ class Node:
         self.users: list[Node] = []
         self.bodies: tuple[Graph, ...] = ()
         self.value: float | None = None  # of a splat constant
+        self.index = 0  # position in the simplified graph
 
     def __repr__(self) -> str:
         return f"{self.op}:{'x'.join(map(str, self.spec.shape))}{self.spec.dtype}"
@@ -174,9 +175,8 @@ class _Reader:
                 inner = self._functions[callee].regions[0].blocks[0]
                 results = self.block(inner, inputs, nodes, {}, depth + 1)
             else:
-                results = self._operation(
-                    operation, name, inputs, nodes, shared, {**known, **values} if operation.regions else known, depth
-                )
+                around = {**known, **values} if name in _CAPTURING else known
+                results = self._operation(operation, name, inputs, nodes, shared, around, depth)
             values.update(zip(operation.results, results, strict=True))
         return outputs
 
@@ -199,10 +199,10 @@ class _Reader:
         if op == "constant":
             node = Node(op, [], specs[0])
             node.value = attrs[0]
-            key: Any = (op, node.value, specs[0]) if node.value is not None else None
+            key: Any = (op, node.value, id(specs[0])) if node.value is not None else None
         elif len(specs) == 1 and not operation.regions:
             node = Node(op, inputs, specs[0], attrs)
-            key = (op, *map(id, inputs), attrs, specs[0]) if op not in _IMPURE else None
+            key = (op, *map(id, inputs), attrs, id(specs[0])) if op not in _IMPURE else None
         else:
             return self._complex(operation, op, inputs, specs, attrs, nodes, known, depth)
         if key is not None:
@@ -228,7 +228,7 @@ class _Reader:
         first = specs[0] if specs else _TOKEN
         node = Node(op, inputs, first, attrs)
         node.specs = tuple(specs)
-        node.bodies = tuple(self._region(region, known, depth) for region in operation.regions)
+        node.bodies = tuple(self._region(region, operation.name, known, depth) for region in operation.regions)
         nodes.append(node)
         if len(specs) == 1:
             return [node]
@@ -239,30 +239,30 @@ class _Reader:
             picked.append(part)
         return picked
 
-    def _region(self, region: Any, known: dict[Any, Node], depth: int) -> Graph:
+    def _region(self, region: Any, name: str, known: dict[Any, Node], depth: int) -> Graph:
         if not len(region.blocks):
             return Graph([], [], [])
         block = region.blocks[0]
         arguments = [Node("parameter", [], self.spec(v.type), (i,)) for i, v in enumerate(block.arguments)]
         nodes = list(arguments)
-        # What a region captures is, inside it, an argument that is already there.
-        outer = (
-            {value: Node("parameter", [], node.spec, (-1,)) for value, node in known.items()}
-            if _captures(block)
-            else {}
-        )
+        # What a region captures is, inside it, an argument that is already there, or the constant that it is.
+        outer = {value: _captured(node) for value, node in known.items()} if name in _CAPTURING else {}
         outputs = self.block(block, arguments, nodes, outer, depth + 1)
         nodes[:0] = outer.values()
         return Graph(nodes, arguments, outputs)
 
 
+def _captured(node: Node) -> Node:
+    made = Node("parameter" if node.value is None else "constant", [], node.spec, (-1,))
+    made.value = node.value
+    return made
+
+
 _IMPURE = frozenset({"rng", "rng_bit_generator", "custom_call", "infeed", "outfeed", "send", "recv"})
 
 
-def _captures(block: Any) -> bool:
-    """Whether a region's body may use values from outside (only those of ``case``, ``if`` and ``while`` may)."""
-    owner = block.owner
-    return str(getattr(owner, "name", "")) in ("stablehlo.case", "stablehlo.if", "stablehlo.while")
+# Only the regions of these may use values from outside.
+_CAPTURING = frozenset({"stablehlo.case", "stablehlo.if", "stablehlo.while"})
 
 
 def _callee(operation: Any, name: str) -> str | None:

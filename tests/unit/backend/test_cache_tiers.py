@@ -241,7 +241,7 @@ def test_instructions_of_another_cpu(client: Client) -> None:
 def test_features_that_do_not_occur_in_the_code() -> None:
     """A feature with few encodings is needed only where one of them is in the code; unselectable ones never are."""
     nothing = frozenset[str]
-    missing = {name for name in ("sse4a", "gfni") if name not in _cpu_features._of_kernel()}
+    missing = {name for name in ("sse4a", "gfni") if name not in _cpu_features.of_kernel()}
     assert _cpu_features.lacking({"sha", "clzero", "prefer-no-gather", *missing}, b"\x90" * 64, nothing) == set()
     for name, code in {
         "sse4a": b"\x66\x0f\x79\xc1",
@@ -395,7 +395,7 @@ def with_target(tmp_path: Path, target: str, before: str = "nothing") -> subproc
 @pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3"])
 def test_cpu_target(tmp_path: Path, target: str) -> None:
     """A baseline limits the code, leaves the environment alone, and names its entries instead of this CPU."""
-    if "avx2" not in _cpu_features._of_kernel():
+    if "avx2" not in _cpu_features.of_kernel():
         pytest.skip("the baselines are x86's, and this host cannot show the difference")
     for tier in (COMPILED, 3):
         done = with_target(tmp_path, target)
@@ -405,7 +405,7 @@ def test_cpu_target(tmp_path: Path, target: str) -> None:
 
 def test_cpu_target_after_jax(tmp_path: Path) -> None:
     """Once XLA has read its flags a baseline cannot be had: an error that says what to do, never code for this CPU."""
-    if "avx" not in _cpu_features._of_kernel():
+    if "avx" not in _cpu_features.of_kernel():
         pytest.skip("the baselines are x86's, and this host cannot show the difference")
     done = with_target(tmp_path, "x86-64-v2", "jax")
     assert done.returncode == 1

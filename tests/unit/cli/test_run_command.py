@@ -258,7 +258,7 @@ def test_defect_of_the_emulator_is_no_finding(
     """An exception inside emutpu exits with 70 and shows its traceback."""
     from emutpu.cli import _main, run
 
-    def broken(*arguments: object) -> int:
+    def broken(*arguments: object, **options: object) -> int:
         raise LookupError("a defect")
 
     monkeypatch.setattr(run, "run_program", broken)
