@@ -9,7 +9,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from emutpu.backend.location import LIBRARY_ROOTS
+from emutpu.backend.location import OWN_ROOTS
 
 __all__ = ["install_when_imported"]
 
@@ -65,7 +65,7 @@ def register() -> None:
     register_backend(_compile, name="tpu")
     base = get_interface_for_device("tpu")  # PyTorch's own, which the first call of this function would put in place
     register_interface_for_device("tpu", interface(base))
-    trace_rules.SKIP_DIRS.extend(LIBRARY_ROOTS)  # never ours: neither patched functions nor what they call
+    trace_rules.SKIP_DIRS.extend(OWN_ROOTS)
     trace_rules._recompile_re()
     config.allow_rnn = True
     config.trace_autograd_ops = True
