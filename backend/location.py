@@ -15,7 +15,7 @@ from itertools import islice
 
 import torch
 
-__all__ = ["KNOWN_FILES", "Location", "Origin", "capture", "locate"]
+__all__ = ["KNOWN_FILES", "Location", "Origin", "capture", "is_library", "locate"]
 
 # (overload name, code object, instruction offset) of a launch.
 Origin = tuple[str, types.CodeType | None, int]
@@ -40,6 +40,12 @@ class Location:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
+
+
+def is_library(filename: str) -> bool:
+    """Whether a file belongs to PyTorch, emutpu or the interpreter."""
+    known = KNOWN_FILES.get(filename)
+    return _library(filename) if known is None else known
 
 
 def _library(filename: str) -> bool:

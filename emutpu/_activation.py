@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -195,6 +196,15 @@ def tier_settings(settings: _settings.Settings) -> TierSettings:
     )
 
 
+def _watching(settings: _settings.Settings) -> Callable[[Client], Client]:
+    """What is put around the client for `emutpu regions` and `emutpu fuzz`: nothing for everybody else."""
+    if settings.regions is None and settings.fuzz is None:
+        return lambda client: client
+    from emutpu.backend.watch import watch
+
+    return watch(settings.regions, settings.fuzz, inputs=settings.regions_inputs)
+
+
 def _activate(settings: _settings.Settings) -> None:
     from emutpu import _tpu
     from emutpu.backend import options, registration
@@ -205,10 +215,12 @@ def _activate(settings: _settings.Settings) -> None:
     if settings.topology is not None:
         _slice(settings)  # an illegal slice is a bad setting: say so now rather than at the first op
 
+    wrap = _watching(settings)
+
     def make_client() -> Client:
         from emutpu.simulator.clients import make_client
 
-        return make_client(settings.client, process_topology(settings), cpu_target=settings.cpu_target)
+        return wrap(make_client(settings.client, process_topology(settings), cpu_target=settings.cpu_target))
 
     versions = Versions(settings.binary_version, settings.pjrt_version)
     tiers = tier_settings(settings)

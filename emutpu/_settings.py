@@ -108,6 +108,9 @@ class Settings:
     binary_version: int
     pjrt_version: str
     report: str | None
+    regions: str | None
+    regions_inputs: bool
+    fuzz: str | None
     launch_blocking: bool
     defer_and_fuse: bool
     debug_checks: bool
@@ -304,6 +307,23 @@ VARIABLES: tuple[Variable, ...] = (
         None,
         "a file; '{pid}' stands for the process id",
         "where the process writes its run report (JSON) when it exits",
+    ),
+    Variable(
+        "EMUTPU_REGIONS",
+        "regions",
+        _path,
+        None,
+        "a directory",
+        "where the process writes a recording of its regions when it exits; set by `emutpu regions`",
+    ),
+    _own_flag("REGIONS_INPUTS", "that recording also holds what each region took and gave"),
+    Variable(
+        "EMUTPU_FUZZ",
+        "fuzz",
+        _path,
+        None,
+        "a file",
+        "perturbations of the schedule of this process; set by `emutpu fuzz`",
     ),
     _torchtpu_flag("TORCH_TPU_LAUNCH_BLOCKING", "launch_blocking", "wait for every op (wins over the next)"),
     _torchtpu_flag("TORCH_TPU_DEFER_AND_FUSE", "defer_and_fuse", "start in DEFER_AND_FUSE instead of DEFER_NEVER"),
