@@ -49,7 +49,7 @@ def _host_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tenso
     return tensor if array.dtype.isbuiltin == 1 else tensor.view(dtype)
 
 
-def _dense(tensor: torch.Tensor) -> tuple[Buffer, Cell]:
+def _dense(tensor: torch.Tensor, reason: str) -> tuple[Buffer, Cell]:
     """The tensor's own value as a buffer of its shape; a view that is not the whole cell is launched as a read."""
     cell = cell_of(tensor)
     if cell is None:
@@ -67,25 +67,25 @@ def _dense(tensor: torch.Tensor) -> tuple[Buffer, Cell]:
         dense = torch.ops.aten.clone(tensor.resolve_conj().resolve_neg(), memory_format=torch.contiguous_format)
         cell = cell_of(dense)
         assert cell is not None
-    return ready(cell, ".cpu()"), cell
+    return ready(cell, reason), cell
 
 
-def _read(tensor: torch.Tensor, trigger: str) -> np.ndarray[Any, Any]:
+def _read(tensor: torch.Tensor, trigger: str, reason: str = ".cpu()") -> np.ndarray[Any, Any]:
     """The tensor's value on the host, read-only, without a copy of its own. Raises the failure of earlier work."""
     if tensor.numel() == 0:
         return np.empty(tuple(tensor.shape), numpy_dtype(tensor.dtype))
-    value, cell = _dense(tensor)
+    value, cell = _dense(tensor, reason)
     try:
         return runtime().client.to_host(value).reshape(tuple(tensor.shape))
     except PjrtError as error:
         raise read_failure(error, trigger, cell.origin) from error
 
 
-def local_scalar(tensor: torch.Tensor) -> Any:
-    """``item()``."""
+def local_scalar(tensor: torch.Tensor, reason: str = ".cpu()") -> Any:
+    """``item()``; ``reason`` is what DeferAndFuse notes of it."""
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
-    array = _read(tensor, "local_scalar_dense")
+    array = _read(tensor, "local_scalar_dense", reason)
     if array.dtype.isbuiltin != 1:
         return float(array.reshape(()))
     return array.item()

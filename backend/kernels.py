@@ -255,7 +255,7 @@ class _Source:
         self.keys: list[str] = []
         kinds = [argument_kind(a, signature.row) for a in signature.schema.arguments]
         # With nothing but required tensors the list of values is a display, not a series of appends.
-        self.display = all(k in ("tensor", "static") for k in kinds) and not signature.targets
+        self.display = all(k in ("tensor", "static", "shape") for k in kinds) and not signature.targets
         self.values: list[str] = []
 
     def text(self) -> str:
@@ -333,6 +333,8 @@ class _Source:
         elif kind == "scalars":
             self._add(1, f"for s in {name}: a.append(scalar_value(s))")
             self.keys.append(f"tuple([s.__class__ for s in {name}])")
+        elif kind == "shape":
+            self.keys.append(f"{name}.shape, {name}.stride(), {name}.dtype")
         elif kind == "static":
             if "List" in str(argument.type):
                 self.keys.append(f"(tuple({name}) if {name}.__class__ is list else {name})")

@@ -11,10 +11,11 @@ import torch.utils.dlpack
 from emutpu.backend.cell import layout_of
 from emutpu.backend.memory import ACCELERATOR, check_index
 from emutpu.backend.metadata import resize_storage
-from emutpu.backend.options import Precision, carried_to_engine_threads, process_options, set_process
+from emutpu.backend.options import EagerMode, Precision, carried_to_engine_threads, process_options, set_process
 from emutpu.backend.rng import TpuGenerator
+from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import DEVICE, new_storage
-from emutpu.backend.streams import current_stream, set_stream
+from emutpu.backend.streams import TpuEvent, TpuStream, current_stream, set_stream
 
 __all__ = ["PATCHES", "apply"]
 
@@ -53,6 +54,45 @@ def _generator() -> None:
         return original(cls, *args, **kwargs)
 
     metaclass.__call__ = call
+
+
+class _HandsOver(type):
+    """The class of a stand-in for ``torch.Event`` or ``torch.Stream``: calls for the device make ours, the rest the original.
+
+    Instances of the original, made in C++, count as instances of the stand-in.
+    """
+
+    original: Any
+    ours: Any
+    parameters: tuple[str, ...]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "original" not in cls.__dict__:
+            return super().__call__(*args, **kwargs)  # a subclass
+        device = args[0] if args else kwargs.get("device")
+        kind = None if device is None or isinstance(device, int) else torch.device(device).type
+        elsewhere = {"stream_id", "device_index", "device_type"} & kwargs.keys()
+        if elsewhere or kind not in (None, DEVICE.type):
+            return cls.original(*args, **kwargs)
+        return cls.ours(**dict(zip(("device", *cls.parameters), args, strict=False)) | kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.original) if "original" in cls.__dict__ else super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.original) if "original" in cls.__dict__ else super().__subclasscheck__(subclass)
+
+
+def _events_and_streams() -> None:
+    """``torch.Event(device="tpu")``: C++ says that the backend does not support synchronizing events, nor times."""
+    for name, ours, parameters in (
+        ("Event", TpuEvent, ("enable_timing", "blocking", "interprocess")),
+        ("Stream", TpuStream, ("priority",)),
+    ):
+        original = getattr(torch, name)
+        namespace = {"original": original, "ours": ours, "parameters": parameters}
+        described = {"__doc__": original.__doc__, "__module__": "torch", "__qualname__": name}
+        setattr(torch, name, _HandsOver(name, (original,), namespace | described))
 
 
 def _storage_sizes() -> None:
@@ -181,28 +221,66 @@ def _backward_on_this_thread() -> None:
 
 
 def _print_from_the_host() -> None:
-    """Printing computes widths with a dozen ops on the tensor's own device: a dozen compilations for one ``print``."""
+    """Printing computes widths with a dozen ops on the tensor's own device: a dozen compilations for one ``print``.
+
+    DeferAndFuse shows them, because how a print cuts a program into regions is what its user wants to know.
+    """
     from torch import _tensor_str
 
     original: Any = _tensor_str._tensor_str
 
     def tensor_str(self: torch.Tensor, indent: int) -> str:
-        text: str = original(self.cpu() if self.device.type == DEVICE.type else self, indent)
+        here = self.device.type == DEVICE.type and runtime().mode is not EagerMode.DEFER_AND_FUSE
+        text: str = original(self.cpu() if here else self, indent)
         return text
 
     _tensor_str._tensor_str = tensor_str
+
+
+def _moving_tied_weights() -> None:
+    """A known bug of the device, told of or shown: a module that moves there loses the sharing of its parameters."""
+    from emutpu.backend.quirks import QUIRKS, reproduces, tell
+
+    quirk = next(quirk for quirk in QUIRKS if quirk.name == "tied-weights")
+    untie = reproduces(quirk.release)
+    module: Any = torch.nn.Module
+    original = module.to
+
+    def held(parent: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
+        return [(m, name, p) for m in parent.modules() for name, p in m._parameters.items() if p is not None]
+
+    @functools.wraps(original)
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        first = next(self.parameters(), None)
+        moves = first is not None and first.device.type != DEVICE.type
+        moved = original(self, *args, **kwargs)
+        if not moves or next(self.parameters()).device.type != DEVICE.type:
+            return moved
+        seen: set[int] = set()
+        for owner, name, parameter in held(self):
+            if id(parameter) in seen:
+                if not untie:
+                    tell(quirk)
+                    break
+                owner._parameters[name] = torch.nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            seen.add(id(parameter))
+        return moved
+
+    module.to = to
 
 
 PATCHES = (
     _untyped_storage_new,
     _storage_sizes,
     _generator,
+    _events_and_streams,
     _no_sharing_between_processes,
     _no_dlpack,
     _accelerator,
     _float32_matmul_precision,
     _backward_on_this_thread,
     _print_from_the_host,
+    _moving_tied_weights,
 )
 
 

@@ -124,7 +124,7 @@ def load() -> None:
     with _lock:
         if _Registrations.loaded:
             return
-        from emutpu.backend import data_dependent, direct
+        from emutpu.backend import data_dependent, direct, quirks
         from emutpu.backend.kernels import out_kernel
         from emutpu.backend.lowering import LOWERINGS
 
@@ -142,9 +142,10 @@ def load() -> None:
                 _register(name, function, function)
                 if name in data_dependent.KERNELS:
                     _register_out(name)
-        for name, function in direct.COMPOSITES.items():
+        for name, function in (direct.COMPOSITES | quirks.composites()).items():
+            watched = quirks.guarded(name, function)
             for key in (_KEY, f"Autograd{_KEY}"):
-                _Registrations.library.impl(name, function, key)
+                _Registrations.library.impl(name, watched, key)
         _Registrations.loaded = True
 
 
@@ -153,8 +154,10 @@ def _register(name: str, function: Callable[..., Any], described: Any) -> None:
         raise AssertionError(f"two kernels for aten::{name}")
     if _is_composite(name):
         raise AssertionError(f"aten::{name} decomposes: a kernel without an autograd formula would lose its gradients")
+    from emutpu.backend.quirks import guarded
+
     assert _Registrations.library is not None
-    _Registrations.library.impl(name, function, _KEY)
+    _Registrations.library.impl(name, guarded(name, function), _KEY)
     _registered[name] = described
 
 

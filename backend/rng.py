@@ -40,6 +40,8 @@ class TpuGenerator(torch.Generator):
 
     _seed: int
     _offset: int
+    seeded: bool
+    """Whether the program chose the seed."""
 
     def __new__(cls, device: Any = None) -> Self:  # noqa: ARG004  # __init__ takes it
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]  # the stub has no __new__
@@ -49,6 +51,7 @@ class TpuGenerator(torch.Generator):
         self._offset = 0
         self._updates = 0
         self._value: tuple[int, int, Buffer] | None = None
+        self.seeded = False
         _by_address[_address(self)] = self
 
     @property
@@ -59,10 +62,12 @@ class TpuGenerator(torch.Generator):
         self._seed = seed & _MASK
         self._offset = 0
         self._updates = 1
+        self.seeded = True
         return self
 
     def seed(self) -> int:
         self.manual_seed(secrets.randbits(63))
+        self.seeded = False
         return self._seed
 
     def initial_seed(self) -> int:

@@ -32,7 +32,8 @@ FORK_MESSAGE = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Configuration:
-    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed.
+    """How the face set the backend up: what makes the client, which chip is emulated, what is allowed,
+    whose bugs.
 
     ``versions`` are those of the emulated TorchTPU, in every key; ``compile_threads`` the size of the compile pool, None
     for TorchTPU's own; ``make_tiers`` gives the tiers of the compile cache below the process, for a client.
@@ -48,6 +49,7 @@ class Configuration:
     compile_threads: int | None = None
     make_tiers: Callable[[Client], LowerTiers | None] | None = None
     repeats: str = "safe"
+    quirks: str | None = None
 
 
 class Runtime:

@@ -10,6 +10,7 @@ import torch
 
 from emutpu.backend import views
 from emutpu.backend.cell import Layout, layout_of
+from emutpu.backend.deferred.names import READ, WRITE, display
 from emutpu.backend.dtypes import check_supported, dtype_name, torch_dtype
 from emutpu.backend.errors import describe, launch_failure, op_label
 from emutpu.backend.hlo import Builder, Value
@@ -19,7 +20,7 @@ from emutpu.backend.lowering._registry import Context, Lowering, OutputSpec
 from emutpu.backend.options import EagerMode, Options
 from emutpu.backend.pjrt import Buffer, Executable, PjrtError
 from emutpu.backend.runtime import runtime
-from emutpu.backend.storage import physical_dims, span, storage_order
+from emutpu.backend.storage import contiguous_strides, physical_dims, span, storage_order
 from emutpu.backend.views import View
 
 __all__ = ["Entry", "OpModule", "Signature", "argument_kind", "miss"]
@@ -41,6 +42,7 @@ _KINDS = {
 }
 
 
+_COPIES = frozenset({"aten.copy_.default", "aten.clone.default", "aten._to_copy.default"})
 # Typed Tensor, but autograd passes what the forward pass did not have.
 _MAY_BE_UNDEFINED = frozenset({"attn_bias", "cum_seq_q", "cum_seq_k"})
 
@@ -50,6 +52,8 @@ def argument_kind(argument: Any, row: Lowering | None = None) -> str:
     kind = _KINDS.get(str(argument.type), "static")
     if kind == "tensor" and argument.name in _MAY_BE_UNDEFINED:
         return "tensor?"
+    if row is not None and argument.name in row.shapes:
+        return "shape"
     if row is not None and argument.name in row.dynamic:
         return "scalar"
     return "static" if row is not None and argument.name in row.static and kind.startswith("scalar") else kind
@@ -190,10 +194,13 @@ class OpModule:
         self.donate = donate
         self.tensors: dict[str, Any] = {}
         for argument in signature.schema.arguments:
-            if argument_kind(argument).startswith("tensor"):
+            if argument_kind(argument, signature.row).startswith("tensor"):
                 self.tensors[argument.name] = _describe(signature.name, values[argument.name])
         self.meta = {name: _to_meta(value) for name, value in values.items()}
-        self.values: dict[str, Any] = {name: None if name in self.tensors else value for name, value in values.items()}
+        self.values: dict[str, Any] = {
+            name: None if name in self.tensors or isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
         self.numbers: tuple[int, ...] = ()
         self.outputs = self._output_specs()
         self._check_targets()
@@ -218,7 +225,8 @@ class OpModule:
         self.numbers = tuple(int(results[i]) for i in signature.numbers)
         if not signature.fresh_list:
             results = [results[i] for i in signature.fresh]
-        return tuple(None if t is None else OutputSpec(tuple(t.shape), t.stride(), t.dtype) for t in results)
+        room = signature.row.room(self.meta) if signature.row.room else 0
+        return tuple(None if t is None else OutputSpec(tuple(t.shape), t.stride(), t.dtype, room) for t in results)
 
     def _run_meta(self) -> Any:
         """PyTorch's own meta kernel: sizes, strides, dtypes, and the error for wrong arguments."""
@@ -260,7 +268,7 @@ class OpModule:
             if spec is None:
                 made.append(None)
                 continue
-            nbytes = span(spec.size, spec.stride) * spec.dtype.itemsize
+            nbytes = max(span(spec.size, spec.stride), spec.room) * spec.dtype.itemsize
             made.append((layout_of(_dense_dims(spec), spec.dtype), nbytes, spec.dtype, spec.size, spec.stride))
         return made
 
@@ -302,6 +310,10 @@ class OpModule:
             elif kind.startswith("scalar"):
                 default = argument.has_default_value() and value == argument.default_value
                 shapeless.append(f"{argument.name}:{'default' if default else type(value).__name__}")
+            elif kind == "shape":
+                like = self.meta[argument.name]
+                shapeless.append(f"{argument.name}:{dtype_name(like.dtype)}")
+                dimensions.append(str((tuple(like.shape), like.stride())))
             elif kind == "static":
                 shapeless.append(f"{argument.name}={value}")
         shared = self._shared_cells()
@@ -309,10 +321,38 @@ class OpModule:
             shapeless.append(f"shared={shared}")
         return ";".join(shapeless), ";".join(dimensions)
 
+    def parts(self) -> tuple[str, ...]:
+        """The op as the device's graphs show it: reads of views, the op, writes into views."""
+        signature = self.signature
+        reads = [
+            READ
+            for name, described in self.tensors.items()
+            if name not in signature.targets or signature.row.reads
+            for tensor in _as_list(described)
+            if tensor is not None and not tensor.foreign and not self._plain(tensor)
+        ]
+        writes = [WRITE for t in self._target_tensors() if views.covering_layout(t.view, t.nbytes) is None]
+        main = [display(signature.name)]
+        if signature.name in _COPIES and (reads or writes) and len({t.view.dtype for t in self._flat()}) == 1:
+            main = []  # the value itself, seen through views
+        room = ["empty", WRITE] if any(spec is not None and spec.room for spec in self.outputs) else []
+        return (*reads, *main, *room, *writes)
+
+    def _plain(self, tensor: _Tensor) -> bool:
+        view = tensor.view
+        spread = self.signature.name == "aten.copy_.default" and view.size != self._target_tensors()[0].view.size
+        whole = view.offset == 0 and view.size == tensor.layout.dims and view.dtype == tensor.layout.dtype
+        return whole and not spread and _contiguous(view)
+
+    def _flat(self) -> list[_Tensor]:
+        found = [t for described in self.tensors.values() for t in _as_list(described) if t is not None]
+        fresh = [spec.dtype for spec in self.outputs if spec is not None]
+        return found + [_Tensor(View((), (), 0, dtype), layout_of((), dtype), dtype.itemsize) for dtype in fresh]
+
     def repeat_text(self) -> str:
-        """The sizes of the tensors: with the shapeless key, what the repeated-op rule takes for the same op."""
+        """The sizes of operands and results: with the shapeless key, what the repeated-op rule takes for the same op."""
         flat = [t for described in self.tensors.values() for t in _as_list(described)]
-        return str([t and t.view.size for t in flat])
+        return str([t and t.view.size for t in flat] + self.result_shapes())
 
     @staticmethod
     def _absent(argument: Any, value: Any) -> bool:
@@ -405,6 +445,11 @@ class OpModule:
         return finished
 
 
+def _contiguous(view: View) -> bool:
+    expected = contiguous_strides(view.size)
+    return all(n == 1 or s == e for n, s, e in zip(view.size, view.stride, expected, strict=True))
+
+
 def _as_list(described: Any) -> list[Any]:
     return described if isinstance(described, list) else [described]
 
@@ -477,13 +522,15 @@ def _on_meta(argument: Any, value: Any) -> Any:
 
 
 def _dense_dims(spec: OutputSpec) -> tuple[int, ...]:
-    dims = physical_dims(spec.size, spec.stride)
+    dims = (spec.room,) if spec.room else physical_dims(spec.size, spec.stride)
     return dims if dims is not None else (span(spec.size, spec.stride),)
 
 
 def _in_storage_order(value: Value, spec: OutputSpec) -> Value:
     if value.numel == 0:
         return value.reshape(_dense_dims(spec))
+    if spec.room:
+        return value.reshape((value.numel,)).pad([0], [spec.room - value.numel])
     if physical_dims(spec.size, spec.stride) is None:
         if not value.numel:
             return value.reshape(_dense_dims(spec))

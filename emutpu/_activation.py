@@ -28,6 +28,7 @@ _GOOGLE = "0x1ae0"
 _ACCELERATOR_CLASS = "0x1200"
 _MARKER = "emutpu"
 _OLDEST_TORCH = (2, 13)
+_COMPILERS = ("backend", "simulator")
 
 
 class _State:
@@ -220,7 +221,12 @@ def _activate(settings: _settings.Settings) -> None:
     def make_client() -> Client:
         from emutpu.simulator.clients import make_client
 
-        return wrap(make_client(settings.client, process_topology(settings), cpu_target=settings.cpu_target))
+        client = make_client(settings.client, process_topology(settings), cpu_target=settings.cpu_target)
+        if settings.record_modules is not None:
+            from emutpu._modules import RecordingClient
+
+            client = RecordingClient(client, settings.record_modules)
+        return wrap(client)
 
     versions = Versions(settings.binary_version, settings.pjrt_version)
     tiers = tier_settings(settings)
@@ -229,9 +235,15 @@ def _activate(settings: _settings.Settings) -> None:
         import torch
 
         from emutpu.backend.cache_setup import make_tiers
-        from emutpu.backend.keys import binary_fingerprint
+        from emutpu.backend.keys import binary_fingerprint, source_fingerprint
 
-        return make_tiers(tiers, client, lambda: binary_fingerprint(client.fingerprint(), versions, torch.__version__))
+        def binary() -> str:
+            folders = [Path(str(importlib.util.find_spec(f"emutpu.{name}").origin)).parent for name in _COMPILERS]  # type: ignore[union-attr]  # they are imported
+            return binary_fingerprint(
+                client.fingerprint(), versions, str(torch.__version__), source_fingerprint(*folders)
+            )
+
+        return make_tiers(tiers, client, binary)
 
     def banner() -> None:
         _say(f"emutpu: emulated {settings.topology or settings.chip}, not hardware")
@@ -248,6 +260,7 @@ def _activate(settings: _settings.Settings) -> None:
             compile_threads=settings.compile_threads or default_threads(settings.nproc),
             make_tiers=make_tiers,
             repeats=settings.detect_repeated_ops,
+            quirks=settings.quirks,
         )
     )
     mode = options.EagerMode.DEFER_NEVER

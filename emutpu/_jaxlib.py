@@ -60,7 +60,7 @@ try:
     from jax.extend import backend as jax_backend
     from jaxlib import _jax, xla_client
     from jaxlib.mlir import ir, passmanager
-    from jaxlib.mlir.dialects import chlo, func, stablehlo
+    from jaxlib.mlir.dialects import chlo, func, sdy, stablehlo
 except ImportError as error:
     raise JaxNotFound(
         f"emutpu runs its programs with JAX, which cannot be imported here ({error}). "
@@ -73,7 +73,7 @@ except ImportError as error:
 
 @functools.cache
 def context() -> Any:
-    """The MLIR context of this process (making one costs up to 2 ms), with StableHLO, CHLO and func loaded."""
+    """The MLIR context of this process (making one costs up to 2 ms), with StableHLO, CHLO, Shardy and func loaded."""
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
     registry = ir.DialectRegistry()
@@ -83,6 +83,7 @@ def context() -> Any:
     made.load_all_available_dialects()
     stablehlo.register_dialect(made)
     chlo.register_dialect(made)
+    sdy.register_dialect(made)
     return made
 
 

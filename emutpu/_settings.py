@@ -116,6 +116,7 @@ class Settings:
     debug_checks: bool
     disable_inplace_buffer_donation: bool
     allow_legacy_device_apis: bool
+    record_modules: str | None
     topology: str | None
     detect_repeated_ops: str
     visible_devices: tuple[int, ...] | None
@@ -337,6 +338,14 @@ VARIABLES: tuple[Variable, ...] = (
         "TORCH_TPU_ALLOW_LEGACY_DEVICE_APIS",
         "allow_legacy_device_apis",
         "internal functions of torch.tpu warn instead of raising",
+    ),
+    Variable(
+        "EMUTPU_RECORD_MODULES",
+        "record_modules",
+        _path,
+        None,
+        "a directory",
+        "where every module that is compiled is written, with the line that made it",
     ),
     Variable(
         "EMUTPU_TOPOLOGY",

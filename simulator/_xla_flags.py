@@ -25,6 +25,7 @@ from emutpu._jaxlib import ir
 from emutpu.backend.pjrt import CompileOptions, Effort, InvalidArgument
 
 from ._modules import ModuleInfo, walk
+from ._tpu_flags import tpu_flags
 from .legalize import Rounding, legalize_precision, passes, plain_dot, widen_bf16_dots
 from .rng import unsign_rng
 
@@ -75,7 +76,13 @@ def prepare(module: Any, info: ModuleInfo, options: CompileOptions) -> XlaFlags:
         widen_bf16_dots(module, info)
         legalize_precision(module, info, Rounding.REDUCE, native_highest=native_highest)
     excess = ("xla_allow_excess_precision", str(options.excess_precision).lower())
-    return (*_jaxlib.known_flags((*flags, excess)), *overrides.items())
+    return (*_jaxlib.known_flags((*flags, excess)), *_without_tpu_flags(overrides))
+
+
+def _without_tpu_flags(overrides: dict[str, str]) -> XlaFlags:
+    """What the program set, less what only the TPU compiler has: that decides nothing on a CPU, though it is in the key."""
+    given = tuple(overrides.items())
+    return tuple(flag for flag in given if flag[0] not in tpu_flags() or _jaxlib.known_flags((flag,)))
 
 
 def _library_safe(module: Any, info: ModuleInfo, native_highest: bool) -> bool:

@@ -15,6 +15,8 @@ from emutpu.backend.pjrt import (
     Unimplemented,
 )
 
+from ._tpu_flags import check_tpu_flags
+
 __all__ = ["check_arguments", "check_options", "propagate"]
 
 
@@ -45,7 +47,8 @@ def propagate(
 
 
 def check_options(topology: Topology, options: CompileOptions) -> None:
-    """Raise InvalidArgument for a device outside ``topology``, Unimplemented for more than one replica."""
+    """Raise InvalidArgument for a device outside ``topology`` or a misspelt TPU option, Unimplemented for replicas."""
+    check_tpu_flags(options.overrides)
     if options.device not in range(len(topology.devices)):
         raise InvalidArgument(f"{topology.name} has no device {options.device}, only {len(topology.devices)}")
     if options.replicas != 1:

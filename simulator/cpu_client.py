@@ -95,7 +95,7 @@ class CpuExecutable:
             code = _jaxlib.serialize(self._client.backend, self._loaded)
         except _ERRORS as error:
             raise translate(error, self.name) from error
-        features = _jaxlib.code_features(code) or _jaxlib.host_features()
+        features = _jaxlib.code_features(code) or _cpu_features.of_kernel()
         return _blob.pack(self._info, self._client.fingerprint(), code, features)
 
     def memory(self) -> ExecutableMemory:

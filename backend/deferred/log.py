@@ -44,7 +44,10 @@ class OpRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RegionRecord:
-    """One launch of a region. ``seconds`` is what the look-up took, with compilation in it on a miss."""
+    """One launch of a region. ``seconds`` is what the look-up took, with compilation in it on a miss.
+
+    ``undefined`` results of ops that give outputs are outputs too on the device, empty ones.
+    """
 
     index: int
     reason: str
@@ -52,6 +55,7 @@ class RegionRecord:
     ops: tuple[OpRecord, ...]
     inputs: tuple[ValueRecord, ...]
     outputs: tuple[ValueRecord, ...]
+    undefined: int
     output_numbers: tuple[int, ...]
     live: tuple[bool, ...]
     key: Key
@@ -97,6 +101,7 @@ class Execution:
             ops=ops,
             inputs=_inputs(nodes),
             outputs=tuple(values[n] for n in numbers),
+            undefined=_undefined(nodes, frozenset(numbers)),
             output_numbers=numbers,
             live=tuple(v in step.live for v in step.outputs),
             key=self.key,
@@ -108,6 +113,16 @@ class Execution:
 def _op(node: Node, origin: Origin) -> OpRecord:
     results = tuple(ValueRecord(dtype_name(dtype), size) for size, dtype in node.op.results)
     return OpRecord(node.op.name, node.op.parts, node.operands, results, locate(*origin[1:]))
+
+
+def _undefined(nodes: Sequence[Node], outputs: frozenset[int]) -> int:
+    """How many undefined results the ops have whose values are outputs."""
+    count = first = 0
+    for node in nodes:
+        values = range(first, first + len(node.op.layouts))
+        first = values.stop
+        count += node.op.undefined if outputs & set(values) else 0
+    return count
 
 
 def _inputs(nodes: Sequence[Node]) -> tuple[ValueRecord, ...]:

@@ -10,8 +10,6 @@ import torch
 from families import CASES
 from training import assert_close
 
-pytestmark = pytest.mark.nightly
-
 SENTENCES = [
     "A man is playing a guitar on the street.",
     "Someone makes music outdoors with a guitar.",
@@ -19,6 +17,7 @@ SENTENCES = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheduler", ["DDIMScheduler", "EulerDiscreteScheduler", "DDPMScheduler"])
 def test_denoising_loop(scheduler):
     """Three steps of a sampler around a conditional UNet, from the same noise."""
@@ -51,6 +50,7 @@ def _generator(scheduler: str, generator: torch.Generator) -> dict[str, torch.Ge
     return {"generator": generator} if scheduler == "DDPMScheduler" else {}
 
 
+@pytest.mark.nightly
 def test_dit_pipeline():
     """DiTPipeline as a user calls it: classes in, images out."""
     diffusers = pytest.importorskip("diffusers", reason="install emutpu[models]")

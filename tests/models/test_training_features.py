@@ -398,3 +398,19 @@ class TestWhereModelsAreMade:
         case.model.to("tpu").save_pretrained(tmp_path)
         loaded = type(case.model).from_pretrained(tmp_path).eval()
         assert torch.equal(loaded(case.inputs["input_ids"]).logits, expected)
+
+    def test_device_map(self, tmp_path):
+        """from_pretrained with device_map="tpu" loads onto the device: the same logits, tied heads, a training step."""
+        pytest.importorskip("accelerate", reason="install emutpu[models]")
+        case = CASES["llama"].build()
+        expected = case.model.eval()(case.inputs["input_ids"]).logits
+        case.model.save_pretrained(tmp_path)
+        for where in ("tpu", {"": "tpu:0"}):
+            model = type(case.model).from_pretrained(tmp_path, device_map=where).eval()
+            assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"tpu"}
+            with torch.tpu.precision(torch.tpu.Precision.HIGHEST):
+                logits = model(case.inputs["input_ids"].to("tpu")).logits
+            assert_close(logits.detach().cpu(), expected.detach(), 1e-4, f"device_map={where}")
+        loss = model.train()(**{name: value.to("tpu") for name, value in case.inputs.items()}).loss
+        loss.backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 from typing import Any
@@ -10,9 +11,11 @@ import torch
 from families import Case, float_results
 from torch import Tensor, nn
 
+from emutpu.backend.kernels import _kernels
+from emutpu.backend.registration import load
 from emutpu.backend.runtime import runtime
 
-__all__ = ["Step", "assert_close", "assert_same_step", "misses", "move", "sgd", "train_step"]
+__all__ = ["MOMENTUM", "Step", "assert_close", "assert_same_step", "compiled", "misses", "move", "sgd", "train_step"]
 
 LOGITS = 1e-4
 GRADIENTS = 1e-3
@@ -59,6 +62,16 @@ def train_step(
         {name: p.grad.cpu() for name, p in named if p.grad is not None},
         {name: p.detach().cpu() for name, p in named},
     )
+
+
+# PyTorch's SGD makes its momentum by cloning the first gradient; only from the second step on it scales and adds.
+MOMENTUM = frozenset({"_foreach_mul_.Scalar", "_foreach_add_.List"})
+
+
+def compiled() -> collections.Counter[str]:
+    """Loaded executables by overload."""
+    load()
+    return collections.Counter({name: len(kernel.entries) for name, kernel in _kernels.items() if kernel.entries})
 
 
 def misses() -> int:

@@ -99,12 +99,40 @@ def _resnet18(device: str) -> Callable[[], Any]:
     return step
 
 
-def _resnet18_host(plan: Plan) -> Measurement:
+def _bert(device: str) -> Callable[[], Any]:
+    """One step of a two-layer BERT classifier on four sentences of 16 tokens, AdamW. The loss is not read.
+
+    No padding mask: transformers would read whether it masks anything, and a dry run has no values.
+    """
+    from tests.support import torchvision_schemas  # tests are not checked
+
+    torchvision_schemas.declare()
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128
+    )
+    model: nn.Module = transformers.BertForSequenceClassification(config)
+    model = model.to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    ids = torch.ones(4, 16, dtype=torch.int64).to(device)
+    labels = torch.zeros(4, dtype=torch.int64).to(device)
+
+    def step() -> None:
+        loss = model(input_ids=ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _host(plan: Plan, make: Callable[[str], Callable[[], Any]]) -> Measurement:
     """Time per op that reaches the backend, views included; a launch may be a whole list of tensors.
 
     Beside a one-element add on the CPU, which tells how fast this machine runs right now.
     """
-    step, host = _resnet18("tpu"), torch.ones(1)
+    step, host = make("tpu"), torch.ones(1)
     for _ in range(2):
         step()
     launches = _launches(step)
@@ -152,10 +180,22 @@ CASES = (
         "one-element add, CPU eager",
         "us",
         22.0,
-        _resnet18_host,
+        functools.partial(_host, make=_resnet18),
         functools.partial(_resnet18, "tpu"),
         Bounded.VALUE,
         {"EMUTPU_CLIENT": "dry_run"},
         calls=20,
+    ),
+    Case(
+        "bert_host",
+        "host time per op of a BERT training step, nothing computed",
+        "one-element add, CPU eager",
+        "us",
+        22.0,
+        functools.partial(_host, make=_bert),
+        functools.partial(_bert, "tpu"),
+        Bounded.VALUE,
+        {"EMUTPU_CLIENT": "dry_run"},
+        calls=40,
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from emutpu.backend.keys import STEM, Key, Versions, binary_fingerprint, source_
 from emutpu.backend.options import EagerMode, Options, Precision
 from emutpu.backend.pjrt import CompileOptions, Effort
 from emutpu.backend.runtime import runtime
-from emutpu.backend.strict import _Module
+from emutpu.backend.strict import OpModule
 
 PARTS = ("shapeless", "dimensions", "options")
 
@@ -41,7 +42,7 @@ def key_of(op: str, *values: Any, options: Options | None = None, donate: bool =
     signature = kernels._kernels[op].signature
     arguments = {a.name: a.default_value if a.has_default_value() else None for a in signature.schema.arguments}
     arguments |= dict(zip(arguments, values, strict=False)) | named
-    return _Module(signature, options or Options(), arguments, donate).key()
+    return OpModule(signature, options or Options(), arguments, donate).key()
 
 
 def changed(before: Key, after: Key) -> set[str]:
@@ -181,7 +182,7 @@ def test_versions(changes: dict[str, Any]) -> None:
     """The versions of the emulated TorchTPU are in the third part, and in the binary fingerprint."""
     before, after = Versions(), dataclasses.replace(Versions(), **changes)
     assert changed(Key.of("a", "b", "c", before), Key.of("a", "b", "c", after)) == {"options"}
-    assert binary_fingerprint("client", before, "2.13") != binary_fingerprint("client", after, "2.13")
+    assert binary_fingerprint("client", before, "2.13", "s") != binary_fingerprint("client", after, "2.13", "s")
 
 
 def test_settable_versions(passes: Any) -> None:
@@ -196,10 +197,17 @@ def test_settable_versions(passes: Any) -> None:
     assert other.strip() == str(Key.of("a", "b", "c", Versions(7, "0.1")))
 
 
-def test_binary_fingerprint() -> None:
+def test_binary_fingerprint(tmp_path: Path) -> None:
     """It stands for the client, torch and our own sources; sixteen digits."""
-    base = binary_fingerprint("client", Versions(), "2.13")
-    assert len(base) == len(source_fingerprint()) == 16
-    assert base == binary_fingerprint("client", Versions(), "2.13")
-    assert base != binary_fingerprint("another client", Versions(), "2.13")
-    assert base != binary_fingerprint("client", Versions(), "2.14")
+    base = binary_fingerprint("client", Versions(), "2.13", "s")
+    assert len(base) == 16
+    assert base == binary_fingerprint("client", Versions(), "2.13", "s")
+    for other in (("another", "2.13", "s"), ("client", "2.14", "s"), ("client", "2.13", "t")):
+        assert base != binary_fingerprint(other[0], Versions(), *other[1:])
+    prints = []
+    for text in ("x = 1", "x = 2"):
+        folder = tmp_path / text[-1]
+        folder.mkdir()
+        (folder / "module.py").write_text(text)
+        prints.append(source_fingerprint(folder))
+    assert len({*prints, source_fingerprint(tmp_path)}) == 3

@@ -11,6 +11,7 @@ import torch
 
 from emutpu._tpu import _stages
 from emutpu.backend.options import LOCAL, EagerMode, Precision
+from emutpu.backend.runtime import runtime
 
 STRICT = {
     "current_device": "current_device_index",
@@ -334,7 +335,50 @@ def test_compiler_options() -> None:
         pass
 
 
+def test_options_of_the_tpu_compiler() -> None:
+    """What only the TPU compiler has is part of the key and disturbs nothing; a misspelt name raises with the right one."""
+    options = torch.tpu.compiler.custom_compiler_options
+    x = torch.ones(5, 7, device="tpu")
+    before = runtime().cache.misses
+    (x * 3).cpu()
+    with options({"xla_tpu_scoped_vmem_limit_kib": "1024", "xla_enable_async_all_gather": "true"}):
+        assert torch.equal((x * 3).cpu(), torch.full((5, 7), 3.0))
+    assert runtime().cache.misses == before + 2
+    with (
+        options({"xla_tpu_scoped_vmem_limit": "1024"}),
+        pytest.raises(
+            ValueError, match=r"mul\(\): .*no option 'xla_tpu_scoped_vmem_limit': did you mean xla_tpu_scoped_vmem"
+        ),
+    ):
+        x * 3
+    with options({"no_such_option": "1"}), pytest.raises(ValueError, match=r"mul\(\): .*no_such_option"):
+        x * 3
+
+
 # ------------------------------------------------------------------------------------------------ streams and events
+
+
+def test_the_generic_classes() -> None:
+    """``torch.Event`` and ``torch.Stream`` make the device's for "tpu", and what C++ makes is an instance of them."""
+    event, end = torch.Event("tpu", enable_timing=True), torch.Event(device="tpu:0", enable_timing=True)
+    stream = torch.Stream(device="tpu")
+    event.record(stream)
+    event.synchronize()
+    assert 0 <= event.elapsed_time(stream.record_event(end)) < 60_000
+    assert isinstance(event, torch.tpu.Event.__wrapped__)
+    assert isinstance(event, torch.Event)
+    assert isinstance(stream, torch.Stream)
+    assert issubclass(type(event), torch.Event)
+    assert not isinstance(stream, torch.Event)
+    with pytest.raises(ValueError, match="index 3, current process is bound to device index 0"):
+        torch.Event(device="tpu:3")
+    with pytest.raises(RuntimeError, match=r"(?i)cuda|not compiled|backend"):
+        torch.Event(device="cuda").record()
+
+    class Own(torch.Event):
+        """A user's subclass keeps PyTorch's constructor."""
+
+    assert isinstance(Own(device="tpu"), torch.Event)
 
 
 def test_streams() -> None:

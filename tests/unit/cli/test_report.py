@@ -14,7 +14,7 @@ import pytest
 from conftest import FAKE_DEVICE, child_environment
 
 from emutpu import _report
-from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
+from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics, TierStatistics
 
 Valid = Callable[[Any, str], dict[str, Any]]
 
@@ -23,7 +23,13 @@ def statistics(adds: int, peak: int) -> Statistics:
     """A small statistics object."""
     return Statistics(
         ops={"aten.mm": 2, "aten.add.Tensor": adds, "aten.never_called": 0},
-        compiles=CompileStatistics(requests=adds + 2, hits=adds, misses=2, seconds=0.5),
+        compiles=CompileStatistics(
+            requests=adds + 2,
+            hits=adds,
+            misses=2,
+            seconds=0.5,
+            tiers=(TierStatistics(1, None, adds - 1, 3), TierStatistics(2, "/dev/shm/x", 1, 2, writes=2, seconds=0.25)),
+        ),
         fallbacks=(FallbackRecord("aten.median", 1, "a.py:3"),),
         live_buffers=0,
         live_hbm_bytes=0,
@@ -38,7 +44,9 @@ def test_document_of_a_process(valid: Valid) -> None:
     assert document["ops"]["dispatched"] == 7
     assert document["modelled"] == {"seconds": None, "mfu": None, "error_bar": None}
     assert document["fallbacks"] == [{"op": "aten.median", "count": 1, "location": "a.py:3"}]
-    assert {"modelled", "regions", "compiles.by_tier"} <= document["notes"].keys()
+    assert {"modelled", "regions"} <= document["notes"].keys()
+    assert list(document["compiles"]["by_tier"]) == ["1", "2"]
+    assert document["compiles"]["by_tier"]["2"]["writes"] == 2
 
 
 def test_process_without_a_device_reports_zeros(valid: Valid) -> None:
@@ -58,6 +66,8 @@ def test_merge_adds_counts_and_keeps_the_fullest_device(valid: Valid) -> None:
     assert merged["ops"] == {"dispatched": 9, "by_name": {"aten.add.Tensor": 5, "aten.mm": 4}}
     assert merged["compiles"]["requests"] == 9
     assert merged["compiles"]["seconds"] == 1.0
+    assert {tier: row["hits"] for tier, row in merged["compiles"]["by_tier"].items()} == {"1": 3, "2": 2}
+    assert merged["compiles"]["by_tier"]["2"]["seconds"] == 0.5
     assert merged["fallbacks"] == [{"op": "aten.median", "count": 2, "location": "a.py:3"}]
     assert merged["peak_hbm_bytes"] == 400
 
