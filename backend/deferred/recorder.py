@@ -172,10 +172,13 @@ class Recorder:
         self._saved.add(stem)
         client = runtime().client
         for kind, buffers in (("input", arguments), ("output", results)):
+            avals = [{"shape": list(buffer.shape), "dtype": buffer.dtype.name} for buffer in buffers]
+            (self.folder / f"{stem}.{kind}s").write_text(json.dumps(avals), encoding="utf-8")
             for n, buffer in enumerate(buffers):
                 array = np.asarray(client.to_host(buffer))
-                raw = np.frombuffer(array.tobytes(), np.uint8)
-                np.save(self.folder / f"{stem}.{kind}{n}.npy", raw if array.dtype.kind == "V" else array)
+                # numpy's format has no bf16 nor fp8: those are stored as their bytes
+                plain = array if array.dtype.isbuiltin == 1 else np.frombuffer(array.tobytes(), np.uint8)
+                np.save(self.folder / f"{stem}.{kind}{n}.npy", plain)
 
     # When it has ended -----------------------------------------------------------------------------------
 
