@@ -231,25 +231,3 @@ def _linear(cx: Context, x: Value, weight: Value, bias: Value | None) -> Value:
     if bias is not None:
         product = product + bias.convert(product.dtype).broadcast(product.shape)
     return product.convert(cx.output.dtype)
-
-
-def _linear_backward_meta(
-    self: torch.Tensor, grad_output: torch.Tensor, weight: torch.Tensor, output_mask: Sequence[bool]
-) -> tuple[torch.Tensor | None, ...]:
-    given = (self.new_empty(self.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:1]))
-    return tuple(tensor if asked else None for tensor, asked in zip(given, output_mask, strict=True))
-
-
-@lowering(
-    "linear_backward(Tensor self, Tensor grad_output, Tensor weight, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
-    dots=True,
-    meta=_linear_backward_meta,
-)
-def _linear_backward(
-    cx: Context, x: Value, grad: Value, weight: Value, mask: Sequence[bool]
-) -> tuple[Value | None, Value | None, Value | None]:
-    leading = tuple(range(grad.ndim - 1))
-    by_input = contract(grad, weight, ((grad.ndim - 1,), (0,))).convert(x.dtype) if mask[0] else None
-    by_weight = contract(grad, x, (leading, leading)).convert(weight.dtype) if mask[1] else None
-    by_bias = grad.convert(opmath(grad.dtype)).sum(leading).convert(weight.dtype) if mask[2] else None
-    return by_input, by_weight, by_bias
