@@ -44,7 +44,7 @@ class _Flush:
     number: int
     at: float
     dead: int
-    ops: int
+    origins: Sequence[Origin]
     holders: dict[int, list[Holder]]
     readers: dict[int, tuple[str, Origin]]
 
@@ -102,7 +102,7 @@ class Recorder:
                 number,
                 time.perf_counter(),
                 plan.dead,
-                len(batch.origins),
+                batch.origins,
                 self._explain(batch, plan, trigger) if len(self.launches) < LIMIT else {},
                 readers,
             )
@@ -215,6 +215,7 @@ class Recorder:
             "dropped": self.dropped,
             "rank": int(os.environ.get("RANK", "0")) if os.environ.get("RANK", "0").isdigit() else None,
             "regions": [describe.launch(n, launch, self.started) for n, launch in enumerate(self.launches)],
+            "issued": describe.issued(list({id(launch.flush): launch.flush for launch in self.launches}.values())),
         }
 
 
@@ -267,8 +268,19 @@ class _Describer:
                 "lookup": round(execution.seconds, 6),
             },
             "dead_ops": launch.flush.dead,
-            "pending_ops": launch.flush.ops,
+            "pending_ops": len(launch.flush.origins),
         }
+
+    def issued(self, flushes: Sequence[_Flush]) -> list[list[list[Any]]]:
+        """For every materialisation that launched something: how often each place issued an op, computed or not."""
+        return [
+            [
+                [flush.number, name, line["file"], line["line"], offset, count]
+                for (name, code, offset), count in Counter(flush.origins).items()
+                if (line := self.line((name, code, offset))) is not None
+            ]
+            for flush in flushes
+        ]
 
     def line(self, origin: Origin) -> Document | None:
         """File, line and source text of whoever issued something."""
@@ -281,7 +293,8 @@ class _Describer:
         known = self._shapes.get(id(step))
         if known is None:
             taken = [
-                [_value(size, dtype_name(dtype)) for size, dtype in node.op.operands()] for node in step.region.key.nodes
+                [_value(size, dtype_name(dtype)) for size, dtype in node.op.operands()]
+                for node in step.region.key.nodes
             ]
             known = self._shapes[id(step)] = step, taken
         return known[1]

@@ -19,19 +19,47 @@ class ProgramCommand(click.Command):
     """Stops reading options at the program, as Python does: what follows SCRIPT or ``-m MODULE`` is the program's."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        values = {
-            name: parameter.nargs
+        at, end = self._program(args)
+        if at == len(args):
+            return super().parse_args(context, args)
+        return super().parse_args(context, [*args[:end], "--", *args[end:]] if args[at].startswith("-m") else args)
+
+    def _values(self) -> dict[str, int]:
+        """How many words follow each option."""
+        return {
+            name: 0 if parameter.is_flag else parameter.nargs
             for parameter in self.params
-            if isinstance(parameter, click.Option) and not parameter.is_flag
+            if isinstance(parameter, click.Option)
             for name in parameter.opts
         }
+
+    def _program(self, args: list[str]) -> tuple[int, int]:
+        """Where the program is named, and where its own arguments begin."""
+        values = self._values()
         at = 0
         while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
             if args[at] == "-m" or (args[at].startswith("-m") and not args[at].startswith("--")):
-                end = at + (2 if args[at] == "-m" else 1)
-                return super().parse_args(context, [*args[:end], "--", *args[end:]])
+                return at, at + (2 if args[at] == "-m" else 1)
             at += 1 + values.get(args[at], 0)
-        return super().parse_args(context, args)
+        return min(at, len(args)), min(at + 1, len(args))
+
+
+class ToolCommand(ProgramCommand):
+    """Also takes its own long options after the program, up to a ``--``; all else there is the program's."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        _, end = self._program(args)
+        values = self._values()
+        mine: list[str] = []
+        theirs: list[str] = []
+        at = end
+        while at < len(args) and args[at] != "--":
+            name, given, _ = args[at].partition("=")
+            known = name.startswith("--") and name in values
+            width = 1 + (values[name] if known and not given else 0)
+            (mine if known else theirs).extend(args[at : at + width])
+            at += width
+        return super().parse_args(context, [*mine, *args[:end], *theirs, *args[at:][1:]])
 
 
 def script(program: tuple[str, ...]) -> list[str]:

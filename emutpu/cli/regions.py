@@ -13,7 +13,7 @@ import click
 from emutpu import _settings
 from emutpu.cli._exit import EmulatorExit, EmulatorFailure
 from emutpu.cli._output import console, json_option, writable, write_json
-from emutpu.cli._program import ProgramCommand, script
+from emutpu.cli._program import ToolCommand, script
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,16 +34,20 @@ def _shown(context: click.Context, parameter: click.Parameter, values: tuple[str
 
 @click.command(
     "regions",
-    cls=ProgramCommand,
+    cls=ToolCommand,
     short_help="Why a DeferAndFuse program was cut into its regions.",
     context_settings={"allow_interspersed_args": False},
 )
 @click.option("--chip", type=click.Choice(_CHIPS), help="The emulated chip, whose cost is modelled.")
-@click.option("--show", metavar="ID", multiple=True, callback=_shown, help="All about one region, or 'all'; repeatable.")
+@click.option(
+    "--show", metavar="ID", multiple=True, callback=_shown, help="All about one region, or 'all'; repeatable."
+)
 @click.option("--stablehlo", metavar="ID", type=int, multiple=True, help="Print the StableHLO of a region; repeatable.")
 @click.option("--compare-modes", is_flag=True, help="Run in Strict, Debug and DeferAndFuse, and compare.")
 @click.option("--diff", nargs=2, metavar="A B", help="Align two reports that --json wrote; no SCRIPT is run.")
-@click.option("--export", metavar="DIR", help="Write every region as StableHLO with inputs, and a script that replays them.")
+@click.option(
+    "--export", metavar="DIR", help="Write every region as StableHLO with inputs, and a script that replays them."
+)
 @click.option("--html", metavar="FILE", callback=writable, help="Write a self-contained page.")
 @click.option("--trace", metavar="FILE", callback=writable, help="Write a trace for ui.perfetto.dev.")
 @json_option("Write the report as JSON; '-' is standard output, and the program's output then goes to standard error.")
@@ -65,6 +69,7 @@ def command(
     """Run SCRIPT (or -m MODULE) in DeferAndFuse and report its regions: what triggered each, what is in it, why each of its
     outputs is live, what it was compiled for, and what to do about it.
 
+    Options may also stand behind SCRIPT; everything else there is the program's, and so is all that follows a --.
     Exits with 0 also when there is advice; 1 when the program fails, or --diff finds a difference.
     """
     terminal = console(stderr=json_path == "-")
@@ -111,7 +116,7 @@ def _report(
     analysis.add_changes(regions)
     analysis.add_costs(document, folder, document["chip"])
     document["summary"] = analysis.summary(document)
-    document["advice"] = advice.advise(regions, document["summary"]["hit_rate"])
+    document["advice"] = advice.advise(regions, recording.issued, document["summary"]["hit_rate"])
     return document
 
 
@@ -145,7 +150,9 @@ def _print(document: Document, show: Sequence[int | None], terminal: Console) ->
 def _write(
     document: Document, folder: Path, export: str | None, html: str | None, trace: str | None, terminal: Console
 ) -> None:
-    from emutpu.cli._regions import export as exporter, page, trace as tracer
+    from emutpu.cli._regions import export as exporter
+    from emutpu.cli._regions import page
+    from emutpu.cli._regions import trace as tracer
 
     try:
         if html is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from emutpu._report import Document
 from emutpu.cli._regions.analysis import Flush, flushes, nbytes, place
+from emutpu.cli._regions.collect import Issued
+from emutpu.cli._regions.terminal import amount, label
 
 __all__ = ["advise"]
 
@@ -38,14 +41,14 @@ _COLLECTIVES = frozenset(
 )
 
 
-def advise(regions: Sequence[Document], hit_rate: float | None) -> list[Document]:
+def advise(regions: Sequence[Document], issued: Issued, hit_rate: float | None) -> list[Document]:
     """All advice, most costly kind first."""
     found = flushes(regions)
     return [
         *_rank_conditional(found),
         *_growing(regions, hit_rate),
         *_last_batch(regions),
-        *_every_step(found),
+        *_every_step(found, issued),
         *_dead_values(found),
         *_cycles(regions),
     ]
@@ -54,14 +57,6 @@ def advise(regions: Sequence[Document], hit_rate: float | None) -> list[Document
 def _advice(kind: str, text: str, line: Document | None, **evidence: object) -> Document:
     file, number = (None, None) if line is None else (line["file"], line["line"])
     return {"kind": kind, "text": text, "file": file, "line": number, "evidence": evidence}
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} GiB"
 
 
 def _by_trigger(found: Sequence[Flush]) -> dict[tuple[str, int], list[int]]:
@@ -76,12 +71,12 @@ def _by_trigger(found: Sequence[Flush]) -> dict[tuple[str, int], list[int]]:
 # --------------------------------------------------------------------------------------------------- reads
 
 
-def _every_step(found: Sequence[Flush]) -> Iterator[Document]:
+def _every_step(found: Sequence[Flush], issued: Issued) -> Iterator[Document]:
     """A read that comes once for every pass over the ops before it, and what crosses HBM because of it."""
     for where, positions in _by_trigger(found).items():
         if len(positions) < _REPETITIONS:
             continue
-        passes = [_passes(found[a + 1 : b + 1], where) for a, b in zip(positions, positions[1:], strict=False)]
+        passes = [_passes(found[a + 1 : b + 1], where, issued) for a, b in itertools.pairwise(positions)]
         once = sum(n == 1 for n in passes)
         if not once or 2 * once < len([n for n in passes if n]):
             continue
@@ -95,7 +90,7 @@ def _every_step(found: Sequence[Flush]) -> Iterator[Document]:
         yield _advice(
             "read-every-step",
             f"`{line['code']}` at {place(line)} splits every step ({len(positions)} times): merging {merged} regions saves "
-            f"{_bytes(bytes_saved)} of HBM traffic each time (modelled: what one writes and the next reads back). "
+            f"{amount(bytes_saved)} of HBM traffic each time (modelled: what one writes and the next reads back). "
             "Read less often, or keep the value on the device and read it at the end",
             line,
             times=len(positions),
@@ -104,13 +99,13 @@ def _every_step(found: Sequence[Flush]) -> Iterator[Document]:
         )
 
 
-def _passes(between: Sequence[Flush], where: tuple[str, int]) -> int:
-    """How often the lines between two readings were run, by the line that ran least often; 0 without any."""
-    counts: Counter[tuple[str, int, str]] = Counter()
+def _passes(between: Sequence[Flush], where: tuple[str, int], issued: Issued) -> int:
+    """How often the program between two readings was run, by the place that was run least often; 0 without any."""
+    counts: Counter[tuple[str, str, int, int]] = Counter()
     for flush in between:
-        for op in flush.ops():
-            if op["file"] is not None and (op["file"], op["line"]) != where:
-                counts[op["file"], op["line"], op["name"]] += 1
+        for place_of_op, count in issued.get((flush.process, flush.number), {}).items():
+            if place_of_op[1:3] != where:
+                counts[place_of_op] += count
     return min(counts.values(), default=0)
 
 
@@ -147,8 +142,8 @@ def _dead_values(found: Sequence[Flush]) -> Iterator[Document]:
         yield _advice(
             "dead-values",
             f"`{line['code']}` at {place(line)} is done as {len(first.regions)} regions instead of one: {len(dead)} values "
-            f"that nobody holds any more, such as the result of {op['name']} at {place(op)}, are read beyond a cut. Merging "
-            f"{len(first.regions)} regions saves {_bytes(total)} of HBM traffic (modelled); torch.compile of the step does",
+            f"that nobody holds any more, such as the result of {label(op['name'])} at {place(op)}, are read beyond a cut. Merging "
+            f"{len(first.regions)} regions saves {amount(total)} of HBM traffic (modelled); torch.compile of the step does",
             line,
             times=len(split),
             regions=len(first.regions),
@@ -194,8 +189,8 @@ def _last_batch(regions: Sequence[Document]) -> Iterator[Document]:
             seconds = sum(r["cache"]["compile_ms"] for r in twins) / 1e3
             yield _advice(
                 "last-batch",
-                f"the last batch recompiles: dimension {change['dim']} of {change['name']} at {place(change)} was "
-                f"{change['before']} {often} times, then {change['after']}; {len(twins)} regions were compiled for it in "
+                f"the last batch recompiles: dimension {change['dim']} of {label(change['name'])} at {place(change)} was "
+                f"{change['before']} in {often} launches, then {change['after']}; {len(twins)} regions were compiled for it in "
                 f"{seconds:.2g} s. Use DataLoader(drop_last=True), or pad the batch",
                 change,
                 dim=change["dim"],
@@ -221,7 +216,7 @@ def _growing(regions: Sequence[Document], hit_rate: float | None) -> Iterator[Do
                 rate = "no" if hit_rate is None else f"{hit_rate:.0%}"
                 yield _advice(
                     "growing-dimension",
-                    f"{rate} hit rate: dimension {first['dim']} of {first['name']} at {place(first)} grows every step "
+                    f"{rate} hit rate: dimension {first['dim']} of {label(first['name'])} at {place(first)} grows every step "
                     f"({first['before']} to {last['after']} in {len(sequence)}): each size is compiled anew. Pad to a "
                     "few sizes, or allocate the final size and mask (a static cache)",
                     first,
@@ -251,7 +246,7 @@ def _cycles(regions: Sequence[Document]) -> Iterator[Document]:
         total = sum(nbytes(value) for value in values)
         yield _advice(
             "cycle",
-            f"the result of {name} at {place(op)} is kept alive by a cycle ({len(values)} times, {_bytes(total)}): "
+            f"the result of {label(name)} at {place(op)} is kept alive by a cycle ({len(values)} times, {amount(total)}): "
             f"{values[0]['because']}. It is computed and stored for nobody; break the cycle, or use a weak reference",
             op,
             times=len(values),

@@ -11,7 +11,18 @@ from typing import Any
 
 from emutpu._report import Document
 
-__all__ = ["Flush", "add_changes", "add_costs", "add_steps", "flushes", "nbytes", "place", "stem_of", "summary"]
+__all__ = [
+    "Flush",
+    "add_changes",
+    "add_costs",
+    "add_steps",
+    "flushes",
+    "nbytes",
+    "place",
+    "stem_of",
+    "steps",
+    "summary",
+]
 
 _ITEM_BYTES = {"bool": 1, "complex64": 8, "complex128": 16}
 
@@ -58,6 +69,11 @@ class Flush:
         line = self.trigger
         return None if line is None else (line["file"], line["line"])
 
+    @property
+    def trigger_text(self) -> str:
+        """``.cpu() at train.py:41``."""
+        return f"{self.reason} at {place(self.trigger)}"
+
     def ops(self) -> Iterator[Document]:
         for region in self.regions:
             yield from region["ops"]
@@ -84,6 +100,14 @@ def add_steps(regions: Sequence[Document]) -> None:
                 region["step"] = step
             if count < 2 or flush.where == line:
                 step += 1
+
+
+def steps(regions: Sequence[Document]) -> list[list[Flush]]:
+    """The materialisations of each step, after :func:`add_steps`."""
+    grouped: dict[tuple[int, int], list[Flush]] = {}
+    for flush in flushes(regions):
+        grouped.setdefault((flush.process, flush.regions[0]["step"]), []).append(flush)
+    return list(grouped.values())
 
 
 def add_changes(regions: Sequence[Document]) -> None:

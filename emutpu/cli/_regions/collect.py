@@ -13,7 +13,10 @@ from emutpu.cli._exit import EmulatorExit, EmulatorFailure
 from emutpu.cli._launch import Outcome, launch
 from emutpu.cli._program import MODES
 
-__all__ = ["Recording", "document_of", "record"]
+__all__ = ["Issued", "Recording", "document_of", "record"]
+
+# (process, materialisation) -> place in the program (op, file, line, position in it) -> ops that it issued
+Issued = dict[tuple[int, int], dict[tuple[str, str, int, int], int]]
 
 _COUNTS = ("launches", "buffers", "bytes", "compiles", "compile_seconds", "flushes", "dropped")
 
@@ -25,6 +28,16 @@ class Recording:
     outcome: Outcome
     processes: tuple[Document, ...]
     folder: Path
+
+    @property
+    def issued(self) -> Issued:
+        """How often each place in the program issued an op before each materialisation, computed or not."""
+        return {
+            (process["pid"], flush[0][0]): {(op, file, line, at): n for _, op, file, line, at, n in flush}
+            for process in self.processes
+            for flush in process["issued"]
+            if flush
+        }
 
 
 def record(
@@ -77,6 +90,7 @@ def document_of(recording: Recording, chip: str, program: Sequence[str]) -> Docu
         "exit_code": recording.outcome.exit_code,
         "wall_seconds": recording.outcome.seconds,
         "totals": totals,
+        "error_bar": None,
         "regions": regions,
         "notes": notes,
     }

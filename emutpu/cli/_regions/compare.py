@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from emutpu._report import Document, header
+from emutpu.cli._program import MODES
 from emutpu.cli._regions import collect
 from emutpu.cli._regions.analysis import place
 from emutpu.cli._regions.terminal import amount, ops_text, seconds
@@ -29,7 +31,7 @@ _NAMES = {"strict": "Strict", "debug": "Debug", "defer": "DeferAndFuse"}
 def modes(arguments: Sequence[str], folder: Path, variables: Mapping[str, str], *, quiet: bool) -> Document:
     """Run the program in every mode: launches, what they leave in HBM, compilations, regions."""
     rows = []
-    for mode in collect.MODES:
+    for mode in MODES:
         (folder / mode).mkdir()
         recording = collect.record(arguments, folder / mode, mode, variables, quiet=quiet)
         document = collect.document_of(recording, variables["EMUTPU_CHIP"], arguments)
@@ -64,7 +66,7 @@ def print_modes(document: Document, console: Console) -> None:
     table.add_column("")
     for row in document["modes"]:
         table.add_column(_NAMES[row["mode"]], justify="right")
-    lines = {
+    lines: dict[str, Callable[[Document], str]] = {
         "launches": lambda row: f"{row['launches']:,}",
         "values written to HBM": lambda row: f"{row['hbm_values']:,}",
         "bytes written to HBM": lambda row: amount(row["hbm_bytes"]),
@@ -86,12 +88,12 @@ def print_modes(document: Document, console: Console) -> None:
 def load(path: str) -> Document:
     """A report that ``--json`` wrote. Raises UsageError for anything else."""
     try:
-        document: Document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document: Any = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{path!r} cannot be read as a report: {error}") from None
     if not isinstance(document, dict) or document.get("schema") != "emutpu.regions/1":
         raise click.UsageError(f"{path!r} is no report of `emutpu regions --json`")
-    return document
+    return cast("Document", document)
 
 
 def _signature(region: Document) -> tuple[str, ...]:
@@ -146,16 +148,12 @@ def print_diff(document: Document, console: Console) -> None:
     from rich.text import Text
 
     marks = {"removed": ("-", "red"), "added": ("+", "green"), "changed": ("~", "yellow")}
-    same = 0
-    for row in [*document["rows"], None]:
-        if row is not None and row["change"] == "same":
-            same += 1
+    for change, rows in itertools.groupby(document["rows"], key=lambda row: row["change"]):
+        if change == "same":
+            console.print(f"  {len(list(rows))} regions are equal", style="dim")
             continue
-        if same:
-            console.print(f"  {same} regions are equal", style="dim")
-            same = 0
-        if row is not None:
-            mark, style = marks[row["change"]]
+        mark, style = marks[change]
+        for row in rows:
             ids = "/".join("-" if number is None else str(number) for number in (row["a"], row["b"]))
             console.print(Text(f"{mark} {ids:>9}  {row['text']}", style=style))
     a, b = document["summary"]["a"], document["summary"]["b"]

@@ -27,7 +27,8 @@ def load(value: dict[str, Any]) -> np.ndarray[Any, Any]:
     array = np.load(HERE / value["file"])
     if array.dtype.name != value["dtype"]:
         array = np.frombuffer(array.tobytes(), jax.numpy.dtype(value["dtype"]))
-    return array.reshape(value["shape"])
+    shaped: np.ndarray[Any, Any] = array.reshape(value["shape"])
+    return shaped
 
 
 def run(region: dict[str, Any]) -> list[np.ndarray[Any, Any]]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from emutpu._report import Document
-from emutpu.cli._regions.analysis import nbytes, place
+from emutpu.cli._regions.analysis import nbytes, place, steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
+    from rich.text import Text
 
-__all__ = ["amount", "ops_text", "print_advice", "print_region", "print_regions", "print_summary", "seconds"]
+__all__ = ["amount", "label", "ops_text", "print_advice", "print_region", "print_regions", "print_summary", "seconds"]
 
-_ROWS = 60
-_OPS = 5
+_LINES = 60
+_OPS = 3
 
 
 def amount(count: float | None) -> str:
@@ -44,17 +45,22 @@ def short(name: str) -> str:
     return name.removeprefix("aten.").removesuffix(".default")
 
 
+def label(name: str) -> str:
+    """``pow`` of ``aten.pow.Tensor_Scalar``."""
+    return short(name).partition(".")[0]
+
+
 def ops_text(region: Document, shown: int = _OPS) -> str:
     """The first ops of a region by name, runs of one op counted."""
     runs: list[list[Any]] = []
     for op in region["ops"]:
-        name = short(op["name"])
+        name = label(op["name"])
         if runs and runs[-1][0] == name:
             runs[-1][1] += 1
         else:
             runs.append([name, 1])
     words = [name if count == 1 else f"{name} x{count}" for name, count in runs]
-    more = f" ... {len(region['ops'])} ops" if len(words) > shown else ""
+    more = f" ... ({len(region['ops'])} ops)" if len(words) > shown else ""
     return ", ".join(words[:shown]) + more
 
 
@@ -71,7 +77,9 @@ def print_summary(document: Document, console: Console) -> None:
     from rich.text import Text
 
     found, totals = document["summary"], document["totals"]
-    table = Table(title=f"regions on emulated {document['chip']}, not hardware", show_header=False, title_justify="left")
+    table = Table(
+        title=f"regions on emulated {document['chip']}, not hardware", show_header=False, title_justify="left"
+    )
     table.add_column(style="bold")
     table.add_column()
     rate = "-" if found["hit_rate"] is None else f"{found['hit_rate']:.1%}"
@@ -97,40 +105,43 @@ def _modelled(document: Document) -> str:
 
 
 def print_regions(regions: Sequence[Document], console: Console) -> None:
-    """One line for every region, grouped by what triggered them."""
-    from rich.table import Table
+    """One line for every region, under what triggered it; steps that repeat the one before are one line."""
     from rich.text import Text
 
-    table = Table(title="regions in order of launch", title_justify="left")
-    for name, options in (
-        ("id", {"justify": "right"}),
-        ("step", {"justify": "right"}),
-        ("triggered by", {}),
-        ("ops", {"overflow": "fold"}),
-        ("in / out", {"justify": "right"}),
-        ("cache", {}),
-        ("modelled", {"justify": "right"}),
-    ):
-        table.add_column(name, **options)  # type: ignore[arg-type]  # rich's literal types
-    previous = None
-    for region in regions[:_ROWS]:
-        flush = region["process"], region["flush"]
-        if previous not in (None, flush):
-            table.add_section()
-        reason = f"{region['reason']} {place(region['trigger'])}" if previous != flush else ""
-        previous = flush
-        table.add_row(
-            str(region["id"]),
-            str(region["step"]),
-            Text(reason),
-            Text(ops_text(region)),
-            f"{amount(sum(map(nbytes, region['inputs'])))} / {amount(sum(map(nbytes, region['outputs'])))}",
-            Text(tier_text(region), style="green" if region["cache"]["hit"] else "yellow"),
-            seconds(region["modelled"]["seconds"]),
-        )
-    console.print(table)
-    if len(regions) > _ROWS:
-        console.print(f"... and {len(regions) - _ROWS} more; --json and --html have all of them", markup=False)
+    previous: list[tuple[str, tuple[str, ...]]] = []
+    lines = 0
+    for step in steps(regions):
+        shape = [(flush.trigger_text, tuple(ops_text(r) for r in flush.regions)) for flush in step]
+        members = [region for flush in step for region in flush.regions]
+        number = members[0]["step"]
+        if shape == previous and all(region["cache"]["hit"] for region in members):
+            console.print(Text(f"step {number}: as the one before, all hits", style="dim"))
+            lines += 1
+        else:
+            for flush in step:
+                code = (flush.trigger or {}).get("code") or ""
+                console.print(Text.assemble((f"step {number}: ", "bold"), flush.trigger_text, (f"  {code}", "dim")))
+                for region in flush.regions:
+                    console.print(_line(region))
+                lines += 1 + len(flush.regions)
+        previous = shape
+        if lines > _LINES:
+            left = len(regions) - members[-1]["id"] - 1
+            if left:
+                console.print(f"... and {left} more regions; --json and --html have all of them", markup=False)
+            return
+
+
+def _line(region: Document) -> Text:
+    from rich.text import Text
+
+    hit = region["cache"]["hit"]
+    moved = f"{amount(sum(map(nbytes, region['inputs'])))} -> {amount(sum(map(nbytes, region['outputs'])))}"
+    return Text.assemble(
+        f"  {region['id']:>4}  {ops_text(region):<46}  {moved:<24}  ",
+        (f"{tier_text(region):<16}", "green" if hit else "yellow"),
+        (f"  {seconds(region['modelled']['seconds'])} modelled", "dim"),
+    )
 
 
 def print_region(region: Document, console: Console) -> None:

@@ -11,7 +11,11 @@ from emutpu.cli._regions.terminal import ops_text
 __all__ = ["render"]
 
 _READS, _HOST, _MODELLED = 1, 2, 3
-_TRACKS = {_READS: "materialisations (host time)", _HOST: "regions (host time)", _MODELLED: "regions (modelled, one after the other)"}
+_TRACKS = {
+    _READS: "materialisations (host time)",
+    _HOST: "regions (host time)",
+    _MODELLED: "regions (modelled, one after the other)",
+}
 
 
 def render(document: Document) -> str:
@@ -32,7 +36,9 @@ def render(document: Document) -> str:
         arguments = {"step": flush.regions[0]["step"], "code": (flush.trigger or {}).get("code")}
         events.append(_span(flush.process, _READS, title, begin, end - begin, arguments))
     events += _regions(document)
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"schema": "emutpu.regions-trace/1"}})
+    return json.dumps(
+        {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"schema": "emutpu.regions-trace/1"}}
+    )
 
 
 def _regions(document: Document) -> list[Document]:
@@ -63,4 +69,12 @@ def _regions(document: Document) -> list[Document]:
 
 
 def _span(pid: int, tid: int, name: str, at: float, duration: float, arguments: Document) -> Document:
-    return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": 1e6 * at, "dur": 1e6 * max(duration, 0.0), "args": arguments}
+    return {
+        "ph": "X",
+        "pid": pid,
+        "tid": tid,
+        "name": name,
+        "ts": 1e6 * at,
+        "dur": 1e6 * max(duration, 0.0),
+        "args": arguments,
+    }
