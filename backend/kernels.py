@@ -379,7 +379,8 @@ class _Source:
         unready = "in unready" if self.signature.row.reads else "is pending"
         self._add(depth, f"if v_{x}.__class__ {unready}: v_{x} = fill(c_{x})")
         # References: the cell, this frame's local, the argument of getrefcount itself.
-        self._add(depth, f"if getrefcount(v_{x}) != 3: d = False")
+        unwritten = "" if self.signature.row.reads else f"v_{x} is not None and "
+        self._add(depth, f"if {unwritten}getrefcount(v_{x}) != 3: d = False")
         self._lies(depth, x)
         if self.signature.row.reads:
             self._add(depth, f"a.append(v_{x})")
@@ -473,13 +474,14 @@ class _Source:
     def _write_back(self, x: str) -> None:
         kind = argument_kind(next(a for a in self.signature.schema.arguments if a.name == x))
         if kind == "tensors":
-            self._add(1, f"for c in c_{x}: c.value = next(n); c.layout = next(l); c.origin = g")
+            self._add(1, f"for c in c_{x}: c.write(next(n), next(l), g)")
             return
         depth = 1
         if kind == "tensor?":
             self._add(1, f"if {x} is not None:")
             depth = 2
-        self._add(depth, f"c_{x}.value = next(n); c_{x}.layout = next(l); c_{x}.origin = g")
+        self._add(depth, f"c_{x}.value = next(n); c_{x}.layout = y = next(l); c_{x}.origin = g")
+        self._add(depth, f"if y.held != c_{x}.held or c_{x}.value.__class__ is ErrorBuffer: c_{x}.recount()")
 
 
 def out_kernel(functional: torch._ops.OpOverload[..., Any], out: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:

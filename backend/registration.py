@@ -80,6 +80,24 @@ def activate(module: types.ModuleType) -> None:
     for name, function in autocast.kernels().items():
         library.impl(name, function, "AutocastPrivateUse1")
     patches.apply()
+    _count_steps()
+
+
+def _count_steps() -> None:
+    """Steps of optimizers are the steps of a report. Only the first optimizer that steps is counted."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    counted: list[int] = []
+
+    def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not runtime().initialized:
+            return
+        if not counted:
+            counted.append(id(optimizer))
+        if counted[0] == id(optimizer):
+            runtime().meter.step()
+
+    register_optimizer_step_post_hook(stepped)
 
 
 _DEVICE_TYPE = torch._C._autograd.DeviceType.PrivateUse1

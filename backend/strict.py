@@ -166,6 +166,7 @@ def _launcher(executable: Executable, options: Options) -> Launch:
         results = execute(arguments)
         for result in results:
             result.block_until_ready()
+        runtime().meter.wait()
         return results
 
     return blocking
@@ -183,6 +184,17 @@ class _Tensor:
     @property
     def foreign(self) -> bool:
         return self.cell is None
+
+    @property
+    def whole(self) -> bool:
+        """Contiguous over its whole storage: the device reuses the memory of such a target, and of no other."""
+        view = self.view
+        return (
+            view.offset == 0
+            and view.dtype == self.layout.dtype
+            and view.numel == self.layout.numel
+            and view.stride == contiguous_strides(view.size)
+        )
 
 
 class OpModule:
@@ -329,7 +341,7 @@ class OpModule:
             for name, described in self.tensors.items()
             if name not in signature.targets or signature.row.reads
             for tensor in _as_list(described)
-            if tensor is not None and not tensor.foreign and not self._plain(tensor)
+            if tensor is not None and not tensor.foreign and not self._plain(name, tensor)
         ]
         writes = [WRITE for t in self._target_tensors() if views.covering_layout(t.view, t.nbytes) is None]
         main = [display(signature.name)]
@@ -338,8 +350,10 @@ class OpModule:
         room = ["empty", WRITE] if any(spec is not None and spec.room for spec in self.outputs) else []
         return (*reads, *main, *room, *writes)
 
-    def _plain(self, tensor: _Tensor) -> bool:
+    def _plain(self, name: str, tensor: _Tensor) -> bool:
         view = tensor.view
+        if name == "indices" and view.offset == 0 and view.numel == tensor.layout.numel:
+            return _contiguous(view)  # a mask's positions, which the device's kernel finds itself
         spread = self.signature.name == "aten.copy_.default" and view.size != self._target_tensors()[0].view.size
         whole = view.offset == 0 and view.size == tensor.layout.dims and view.dtype == tensor.layout.dtype
         return whole and not spread and _contiguous(view)
@@ -369,7 +383,17 @@ class OpModule:
     def build(self) -> bytes:
         precision = self.options.precision
         builder = Builder(self.signature.name, None if precision is None else precision.name)  # type: ignore[arg-type]  # the enum's names
-        return builder.finish(self.emit(builder, builder.argument))
+        results = self.emit(builder, builder.argument)
+        return builder.finish(results, self._reused(len(results)))
+
+    def _reused(self, count: int) -> list[int]:
+        """Which of ``count`` results the device, too, puts where the tensor they replace was. The host donates more."""
+        targets = self._target_tensors()
+        shared = self._shared_cells()
+        if not self.donate or len(set(shared)) != len(shared):
+            return []
+        first = count - len(targets)
+        return [first + index for index, target in enumerate(targets) if target.whole]
 
     def emit(self, builder: Builder, take: Take) -> list[Value]:
         """Emit the op; gives its results in the dims their cells take.

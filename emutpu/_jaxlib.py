@@ -40,6 +40,7 @@ __all__ = [
     "result_handler",
     "run_passes",
     "serialize",
+    "serialize_xspace",
     "shaped",
     "single_device_sharding",
     "stablehlo",
@@ -310,3 +311,11 @@ def limit_cpu(isa: str) -> frozenset[str]:
             del os.environ["XLA_FLAGS"]
         else:
             os.environ["XLA_FLAGS"] = before
+
+
+def serialize_xspace(text: str) -> bytes:
+    """The bytes of an XSpace (what XProf reads) from its text form; jaxlib has the protocol buffer built in."""
+    from jax.profiler import ProfileData
+
+    data: bytes = ProfileData.text_proto_to_serialized_xspace(text)
+    return data

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from emutpu.backend.keys import Key
     from emutpu.backend.pjrt import Buffer
 
-__all__ = ["LOG", "Execution", "Observer", "OpRecord", "RegionRecord", "ValueRecord"]
+__all__ = [
+    "LOG",
+    "Execution",
+    "Observer",
+    "OpRecord",
+    "RegionRecord",
+    "ValueRecord",
+    "input_records",
+    "op_record",
+]
 
 _LENGTH = 10_000
 
@@ -91,7 +100,7 @@ class Execution:
         """With lines, shapes and dtypes."""
         step = self.step
         nodes = step.region.key.nodes
-        ops = tuple(_op(node, self.origins[k]) for node, k in zip(nodes, step.nodes, strict=True))
+        ops = tuple(op_record(node, self.origins[k]) for node, k in zip(nodes, step.nodes, strict=True))
         values = [value for op in ops for value in op.results]
         numbers = step.region.key.outputs
         return RegionRecord(
@@ -99,7 +108,7 @@ class Execution:
             reason=self.reason,
             trigger=locate(*self.trigger[1:]),
             ops=ops,
-            inputs=_inputs(nodes),
+            inputs=input_records(nodes),
             outputs=tuple(values[n] for n in numbers),
             undefined=_undefined(nodes, frozenset(numbers)),
             output_numbers=numbers,
@@ -110,7 +119,8 @@ class Execution:
         )
 
 
-def _op(node: Node, origin: Origin) -> OpRecord:
+def op_record(node: Node, origin: Origin) -> OpRecord:
+    """An op of a region with its line."""
     results = tuple(ValueRecord(dtype_name(dtype), size) for size, dtype in node.op.results)
     return OpRecord(node.op.name, node.op.parts, node.operands, results, locate(*origin[1:]))
 
@@ -125,7 +135,8 @@ def _undefined(nodes: Sequence[Node], outputs: frozenset[int]) -> int:
     return count
 
 
-def _inputs(nodes: Sequence[Node]) -> tuple[ValueRecord, ...]:
+def input_records(nodes: Sequence[Node]) -> tuple[ValueRecord, ...]:
+    """Dtype and shape of a region's inputs, in their order."""
     found: dict[int, ValueRecord] = {}
     for node in nodes:
         for number, (shape, dtype) in zip(node.operands, node.op.operands(), strict=True):

@@ -66,6 +66,7 @@ _PLAIN = frozenset(
         "zeros_like",
     ]
 )
+_DRAWS = frozenset(["uniform", "normal", "random", "exponential", "bernoulli", "geometric", "cauchy", "log_normal"])
 _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])
 _FOREACH_WITH_SCALARS = frozenset(
     ["add", "sub", "mul", "div", "lerp", "pow", "maximum", "minimum", "clamp_max", "clamp_min"]
@@ -86,6 +87,8 @@ def display(name: str) -> str:
     as_functional = f"{functional}.{variant}" if variant else functional
     if as_functional in _OVERLOADS:
         return _OVERLOADS[as_functional]
+    if functional in _DRAWS:
+        return f"{functional}_"
     if functional in _PLAIN:
         return functional
     if functional in _COMPARISONS and variant == "Scalar":

@@ -90,7 +90,9 @@ class Region:
     def build(self, origins: Sequence[Origin] = ()) -> bytes:
         """The canonical module, with the users' lines as locations where ``origins`` are given."""
         builder = Builder(self.name)
-        return builder.finish(self._emit(builder, origins))
+        results = self._emit(builder, origins)
+        # The tensors that they are for exist, and count their memory already.
+        return builder.finish(results, range(len(results)))
 
     def text(self, origins: Sequence[Origin] = ()) -> str:
         """The canonical module as text."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _MODULE_SUFFIXES = (".mlir", ".mlirbc")
-_ABSENT = "this version has no cost model of the chip to compare with"
+_LEVELS = {"O0": "eager", "O1": "eager", "O2": "compiled", "O3": "compiled"}
 _SHOWN = 20
 
 
@@ -133,14 +133,35 @@ def _row(job: Job, answer: dict[str, Any]) -> Document:
         "hbm_bytes": sum(part for part in memory if part is not None) if answer["ok"] else None,
         "temporary_bytes": answer.get("temporary_bytes"),
         "cached": answer["cached"],
-        "modelled": {"cycles": None, "seconds": None, "hbm_bytes": None},
+        "modelled": _modelled(job),
+    }
+
+
+def _modelled(job: Job) -> Document:
+    """What our own model says of the same module: peak memory, cycles and expected seconds; null with the reason."""
+    from emutpu.backend.pjrt import PjrtError
+    from emutpu.simulator.chips import chip
+    from emutpu.simulator.cost import estimate
+
+    level: Any = _LEVELS[job.effort]
+    try:
+        found = estimate(job.path.read_bytes(), chip(job.chip), level)
+    except (PjrtError, ValueError) as error:
+        return {"cycles": None, "seconds": None, "hbm_bytes": None, "reason": str(error)}
+    return {
+        "cycles": found.cycles,
+        "seconds": found.expected_seconds,
+        "hbm_bytes": found.peak_hbm_bytes,
+        "reason": None,
     }
 
 
 def _document(chips: tuple[str, ...], version: str, code: int, modules: list[Document]) -> Document:
     from emutpu._report import header
 
-    notes = {"modelled": _ABSENT}
+    notes = {
+        "modelled": "emutpu's model of the same module; the compiler's figures are estimates too, none is measured"
+    }
     if code != 0:
         notes["program"] = f"the program ended with exit code {code}: modules after that point were not reached"
     elif not modules:
@@ -173,10 +194,12 @@ def _print(document: Document, terminal: Console) -> None:
     for chip, counts in document["summary"].items():
         rows = [row for row in document["modules"] if row["chip"] == chip]
         peak = max((row["hbm_bytes"] or 0 for row in rows), default=0)
-        cycles = sum(row["cycles"] or 0 for row in rows)
+        both = [row for row in rows if row["cycles"] and row["modelled"]["cycles"] is not None]
+        cycles, ours = (sum(part["cycles"] for part in parts) for parts in (both, [row["modelled"] for row in both]))
         terminal.print(
             f"{chip}: {counts.get('ok', 0)} of {len(rows)} modules compile (libtpu {document['libtpu']}), largest "
-            f"{peak / 2**20:,.1f} MiB of HBM, {cycles:,} estimated cycles for one launch of each",
+            f"{peak / 2**20:,.1f} MiB of HBM, {cycles:,} estimated cycles for one launch of each "
+            f"(emutpu's model: {ours:,.0f})",
             markup=False,
         )
     if "program" in document["notes"]:

@@ -19,11 +19,6 @@ from emutpu.cli._program import MODES, ProgramCommand, script
 
 __all__ = ["command", "run_program"]
 
-_NOT_YET = {
-    "--dry-run": "there is no client that knows costs only",
-    "--trace": "there is no trace of the modelled device",
-}
-
 
 @click.command(
     "run",
@@ -37,8 +32,19 @@ _NOT_YET = {
 @click.option("--precision", type=click.Choice(_settings.PRECISIONS), help="float32 matmul precision at the start.")
 @click.option("--allow-fallback", is_flag=True, help="Run ops that are not implemented on the CPU, and report them.")
 @click.option("--dry-run", is_flag=True, help="Shapes and costs only; nothing is computed.")
+@click.option(
+    "--dry-values", metavar="SEED", type=int, help="In a dry run, reads give made-up values instead of raising."
+)
+@click.option(
+    "--hbm", metavar="BYTES", help="Memory of the device, such as 16GiB; 'unlimited' reports what is missing."
+)
+@click.option("--host-issue", metavar="US", help="Modelled host time per launch in microseconds, or 'measured'.")
 @click.option("--pci", is_flag=True, help="Show the slice in /sys and /dev, for code that looks for TPUs there.")
-@click.option("--trace", metavar="FILE", help="Write a trace of the modelled device.")
+@click.option(
+    "--trace",
+    metavar="FILE",
+    help="Write a trace of the modelled device: .json for Perfetto, .xplane.pb or a directory for XProf.",
+)
 @json_option("Write the report as JSON; '-' is standard output, and the program's output then goes to standard error.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
@@ -49,6 +55,9 @@ def command(
     precision: str | None,
     allow_fallback: bool,
     dry_run: bool,
+    dry_values: int | None,
+    hbm: str | None,
+    host_issue: str | None,
     pci: bool,
     trace: str | None,
     json_path: str | None,
@@ -59,10 +68,6 @@ def command(
 
     Exits with the program's own code (128 + n when signal n killed it); 70-79 are failures of the emulator.
     """
-    asked = {"--dry-run": dry_run, "--trace": trace is not None}
-    for option, reason in _NOT_YET.items():
-        if asked[option]:
-            raise click.UsageError(f"{option} is not available in this version of emutpu: {reason}")
     arguments = ["-m", module, *program] if module else script(program)
     environment: dict[str, str] = dict(MODES[mode]) if mode else {}
     environment |= _hardware(chip, topology)
@@ -70,6 +75,16 @@ def command(
     environment |= {"JAX_PLATFORMS": "cpu"} if pci and not os.environ.get("JAX_PLATFORMS") else {}
     environment |= {"EMUTPU_PRECISION": precision} if precision else {}
     environment |= {"EMUTPU_ALLOW_FALLBACK": "1"} if allow_fallback else {}
+    if dry_values is not None and not dry_run:
+        raise click.UsageError("--dry-values is for --dry-run: values are computed otherwise")
+    further = {
+        "EMUTPU_CLIENT": "dry_run" if dry_run else None,
+        "EMUTPU_DRY_VALUES": None if dry_values is None else str(dry_values),
+        "EMUTPU_HBM": hbm,
+        "EMUTPU_HOST_ISSUE": host_issue,
+        "EMUTPU_TRACE": None if trace is None else _trace(trace),
+    }
+    environment |= {name: value for name, value in further.items() if value is not None}
     return run_program(arguments, environment, json_path, pci=pci)
 
 
@@ -95,6 +110,16 @@ def run_program(arguments: list[str], environment: dict[str, str], json_path: st
         if json_path != "-":
             terminal.print(f"report: {json_path}", markup=False)
     return outcome.exit_code
+
+
+def _trace(path: str) -> str:
+    from emutpu.simulator.trace import trace_format
+
+    try:
+        trace_format(path)
+    except ValueError as error:
+        raise click.UsageError(f"--trace: {error}") from None
+    return os.path.abspath(path)
 
 
 def _hardware(chip: str | None, topology: str | None) -> dict[str, str]:

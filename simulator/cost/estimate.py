@@ -119,10 +119,15 @@ class Model:
     def assume(self, text: str) -> None:
         self.assumptions[text] = None
 
-    def run(self, graph: Graph) -> Estimate:
-        graph = simplify(graph, vector_products=self.rates.vector_products)
+    def run(self, graph: Graph, *, inner: bool = False) -> Estimate:
+        graph = simplify(graph, vector_products=self.rates.vector_products, result_copies=not inner)
         return self.cost(
-            graph, [kernel for kernel in fuse(graph, chains=self.rates.chains) if not memory.is_bitcast(kernel)]
+            graph,
+            [
+                kernel
+                for kernel in fuse(graph, chains=self.rates.chains)
+                if not memory.is_bitcast(kernel, graph.outputs)
+            ],
         )
 
     def cost(self, graph: Graph, kernels: list[Kernel]) -> Estimate:
@@ -143,8 +148,8 @@ class Model:
                 count = 1
             else:
                 self.assume(f"while: {count} iterations counted; the compiler's own estimate counts a body once")
-            return self._inner().run(node.bodies[1]), count
-        branches = [self._inner().run(body) for body in node.bodies]
+            return self._inner().run(node.bodies[1], inner=True), count
+        branches = [self._inner().run(body, inner=True) for body in node.bodies]
         self.assume(f"{node.op}: its most expensive branch is counted")
         return max(branches, key=lambda branch: branch.roofline_seconds), 1
 

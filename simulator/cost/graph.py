@@ -175,9 +175,8 @@ class _Reader:
                 inner = self._functions[callee].regions[0].blocks[0]
                 results = self.block(inner, inputs, nodes, {}, depth + 1)
             else:
-                results = self._operation(
-                    operation, name, inputs, nodes, shared, {**known, **values} if operation.regions else known, depth
-                )
+                around = {**known, **values} if name in _CAPTURING else known
+                results = self._operation(operation, name, inputs, nodes, shared, around, depth)
             values.update(zip(operation.results, results, strict=True))
         return outputs
 
@@ -200,10 +199,10 @@ class _Reader:
         if op == "constant":
             node = Node(op, [], specs[0])
             node.value = attrs[0]
-            key: Any = (op, node.value, specs[0]) if node.value is not None else None
+            key: Any = (op, node.value, id(specs[0])) if node.value is not None else None
         elif len(specs) == 1 and not operation.regions:
             node = Node(op, inputs, specs[0], attrs)
-            key = (op, *map(id, inputs), attrs, specs[0]) if op not in _IMPURE else None
+            key = (op, *map(id, inputs), attrs, id(specs[0])) if op not in _IMPURE else None
         else:
             return self._complex(operation, op, inputs, specs, attrs, nodes, known, depth)
         if key is not None:
@@ -229,7 +228,7 @@ class _Reader:
         first = specs[0] if specs else _TOKEN
         node = Node(op, inputs, first, attrs)
         node.specs = tuple(specs)
-        node.bodies = tuple(self._region(region, known, depth) for region in operation.regions)
+        node.bodies = tuple(self._region(region, operation.name, known, depth) for region in operation.regions)
         nodes.append(node)
         if len(specs) == 1:
             return [node]
@@ -240,14 +239,14 @@ class _Reader:
             picked.append(part)
         return picked
 
-    def _region(self, region: Any, known: dict[Any, Node], depth: int) -> Graph:
+    def _region(self, region: Any, name: str, known: dict[Any, Node], depth: int) -> Graph:
         if not len(region.blocks):
             return Graph([], [], [])
         block = region.blocks[0]
         arguments = [Node("parameter", [], self.spec(v.type), (i,)) for i, v in enumerate(block.arguments)]
         nodes = list(arguments)
         # What a region captures is, inside it, an argument that is already there, or the constant that it is.
-        outer = {value: _captured(node) for value, node in known.items()} if _captures(block) else {}
+        outer = {value: _captured(node) for value, node in known.items()} if name in _CAPTURING else {}
         outputs = self.block(block, arguments, nodes, outer, depth + 1)
         nodes[:0] = outer.values()
         return Graph(nodes, arguments, outputs)
@@ -262,10 +261,8 @@ def _captured(node: Node) -> Node:
 _IMPURE = frozenset({"rng", "rng_bit_generator", "custom_call", "infeed", "outfeed", "send", "recv"})
 
 
-def _captures(block: Any) -> bool:
-    """Whether a region's body may use values from outside (only those of ``case``, ``if`` and ``while`` may)."""
-    owner = block.owner
-    return str(getattr(owner, "name", "")) in ("stablehlo.case", "stablehlo.if", "stablehlo.while")
+# Only the regions of these may use values from outside.
+_CAPTURING = frozenset({"stablehlo.case", "stablehlo.if", "stablehlo.while"})
 
 
 def _callee(operation: Any, name: str) -> str | None:

@@ -321,31 +321,27 @@ def _merge_epilogues(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
 
 def _merge_chains(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
     """Join a product into the kernel of the one other product that reads its activated result, where that is small."""
-    readers: dict[int, list[Kernel]] = {}
-    for kernel in kernels:
-        for read in kernel.find_reads():
-            readers.setdefault(id(read), []).append(kernel)
+    products = [k for k in kernels if k.kind == "dot" and not k.softmax and not k.key.attrs[0].lhs_batch]
+    owner = {id(member): kernel for kernel in products for member in kernel.members.values()}
     gone: set[int] = set()
-    for kernel in kernels:
+    for kernel in products:
         root = kernel.roots[0]
-        users = readers.get(id(root), [])
-        if kernel.kind != "dot" or len(kernel.roots) > 1 or kernel.softmax or len(users) != 1 or id(root) in outputs:
+        if len(kernel.roots) > 1 or root is not kernel.key or id(root) in outputs or root.spec.bytes > _CHAINED_BYTES:
             continue
-        other = users[0]
-        if (
-            other.kind != "dot"
-            or other.softmax
-            or other.chained
-            or kernel.key.attrs[0].lhs_batch
-            or other.key.attrs[0].lhs_batch
-        ):
+        other = owner.get(id(root.users[0])) if root.users else None
+        if other is None or other is kernel or other.chained or any(id(u) not in other.members for u in root.users):
             continue
-        if root.spec.bytes > _CHAINED_BYTES or not _activated(root, other):
+        if not _activated(root, other) or any(_elsewhere(user, other, kernels) for user in root.users):
             continue
         other.members.update(kernel.members)
         other.chained = True
         gone.add(id(kernel))
     return [kernel for kernel in kernels if id(kernel) not in gone]
+
+
+def _elsewhere(node: Node, kernel: Kernel, kernels: list[Kernel]) -> bool:
+    """Whether another kernel computes ``node`` too (and so reads what it reads)."""
+    return any(id(node) in other.members for other in kernels if other is not kernel)
 
 
 def _activated(root: Node, kernel: Kernel) -> bool:

@@ -8,6 +8,7 @@ What really crosses the HBM bus is less: ``hbm`` excludes values that live in VM
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from .graph import Node
 from .kernels import Kernel
@@ -78,9 +79,11 @@ def result_bytes(kernel: Kernel) -> int:
     return total
 
 
-def is_bitcast(kernel: Kernel) -> bool:
-    """Whether a kernel only renames: a reshape that keeps the tiles, or nothing at all."""
+def is_bitcast(kernel: Kernel, outputs: Sequence[Node]) -> bool:
+    """Whether a kernel only renames: a reshape that keeps the tiles. A result that is an argument renamed is a copy."""
     if kernel.kind != "loop":
+        return False
+    if any(read.op == "parameter" for read in kernel.reads) and any(kernel.roots[0] is node for node in outputs):
         return False
     for member in kernel.members.values():
         if member.op != "reshape":

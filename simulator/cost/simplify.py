@@ -34,10 +34,11 @@ _FOLDS: dict[str, Callable[[float, float], float]] = {
 _SPREADS = frozenset({"broadcast_in_dim", "reshape", "transpose", "slice", "convert", "reverse"})
 
 
-def simplify(graph: Graph, *, vector_products: bool = True) -> Graph:
+def simplify(graph: Graph, *, vector_products: bool = True, result_copies: bool = True) -> Graph:
     """The same computation with the free parts gone, users linked and dead nodes dropped.
 
-    ``vector_products``: a product with a vector becomes a multiplication and a sum.
+    ``vector_products``: a product with a vector becomes a multiplication and a sum. ``result_copies``: an argument that is
+    returned is copied into a buffer of its own, as a program does and a loop's body does not.
     """
     replaced: dict[int, Node] = {}
     nodes: list[Node] = []
@@ -60,6 +61,10 @@ def simplify(graph: Graph, *, vector_products: bool = True) -> Graph:
             continue
         nodes.append(node)
     outputs = [replaced.get(id(node), node) for node in graph.outputs]
+    for position, node in enumerate(outputs):
+        if result_copies and node.op == "parameter" and "donated" not in node.attrs:
+            outputs[position] = Node("copy", [node], node.spec)
+            nodes.append(outputs[position])
     alive = _alive(nodes, outputs)
     kept = [node for node in nodes if id(node) in alive or node.op == "parameter"]
     simplified = Graph(kept, graph.arguments, outputs, graph.donated, graph.operations)

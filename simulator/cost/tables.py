@@ -77,7 +77,7 @@ LIBRARY: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 ELEMENTWISE = TRANSCENDENTAL | _ARITHMETIC | LIBRARY.keys()
 # No arithmetic, but addresses change: fused into loops.
-MOVEMENT = frozenset({"concatenate", "dynamic_slice", "pad", "reverse", "slice", "transpose", "reshape"})
+MOVEMENT = frozenset({"concatenate", "copy", "dynamic_slice", "pad", "reverse", "slice", "transpose", "reshape"})
 # Cost nothing wherever they stand.
 FREE = frozenset(
     {

@@ -42,7 +42,7 @@ def test_document_of_a_process(valid: Valid) -> None:
     document = valid(_report.run_document("v5e", statistics(5, 100), client="cpu", mode="strict"), "run")
     assert list(document["ops"]["by_name"].items()) == [("aten.add.Tensor", 5), ("aten.mm", 2)]
     assert document["ops"]["dispatched"] == 7
-    assert document["modelled"] == {"seconds": None, "mfu": None, "error_bar": None}
+    assert set(document["modelled"].values()) == {None}
     assert document["fallbacks"] == [{"op": "aten.median", "count": 1, "location": "a.py:3"}]
     assert {"modelled", "regions"} <= document["notes"].keys()
     assert list(document["compiles"]["by_tier"]) == ["1", "2"]

@@ -95,6 +95,23 @@ class TestCounting:
         small = 4 * rows
         assert cost.hbm_bytes == (3 + 4 + 1) * 4 * elements + (1 + 2 + 2) * small
 
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "return %a : tensor<4x8x128xf32>",
+            "%0 = stablehlo.tanh %b : tensor<4x8x128xf32> return %a : tensor<4x8x128xf32>",
+        ],
+    )
+    def test_returning_an_argument_copies_it(self, body):
+        """A result is a buffer of its own: it is read and written once."""
+        kind = "4x8x128xf32"
+        assert estimate(function((kind, kind), body, (kind,)), V5E).hbm_bytes == 2 * 4 * 4 * 8 * 128
+
+    def test_reshaping_an_argument_copies_it(self):
+        """So does a reshape that is the result; one between two kernels is free."""
+        body = "%0 = stablehlo.reshape %a : (tensor<8x128xf32>) -> tensor<1x8x128xf32> return %0 : tensor<1x8x128xf32>"
+        assert estimate(function(("8x128xf32",), body, ("1x8x128xf32",)), V5E).hbm_bytes == 2 * 4 * 8 * 128
+
     def test_convolution_counts_positions_inside_the_base(self):
         """A 3x3 window over 8x8 with padding 1 misses one row or column at each edge."""
         body = (
@@ -136,6 +153,7 @@ class TestCounting:
             ((8, 64, 56, 56), "bf16", 8 * 128 * 56 * 56 * 2),  # 64 features in 128 lanes lose less than a width of 56
             ((3, 1000), "f32", 4 * 1024 * 4),
             ((5000,), "f32", 5120 * 4),
+            ((1, 4096), "bf16", 2 * 4096 * 2),  # rows of 16 bits come in pairs
             ((), "f32", 4),
             ((0, 128), "f32", 0),
         ],
