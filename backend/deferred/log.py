@@ -6,17 +6,28 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from emutpu.backend.dtypes import dtype_name
 from emutpu.backend.location import Location, Origin, locate
 
 if TYPE_CHECKING:
-    from emutpu.backend.deferred.plan import Step
+    from emutpu.backend.deferred.plan import Plan, Step
     from emutpu.backend.deferred.region import Node
+    from emutpu.backend.deferred.values import Batch
     from emutpu.backend.keys import Key
+    from emutpu.backend.pjrt import Buffer
 
-__all__ = ["LOG", "Execution", "OpRecord", "RegionRecord", "ValueRecord", "input_records", "op_record"]
+__all__ = [
+    "LOG",
+    "Execution",
+    "Observer",
+    "OpRecord",
+    "RegionRecord",
+    "ValueRecord",
+    "input_records",
+    "op_record",
+]
 
 _LENGTH = 10_000
 
@@ -134,10 +145,23 @@ def input_records(nodes: Sequence[Node]) -> tuple[ValueRecord, ...]:
     return tuple(found[i] for i in range(len(found)))
 
 
+class Observer(Protocol):
+    """Who wants to see every materialisation while it happens (:mod:`emutpu.backend.deferred.recorder`)."""
+
+    def planned(self, batch: Batch, plan: Plan, trigger: Origin) -> None:
+        """Before the regions of a plan are launched; the pending values are still held by whoever holds them."""
+        ...
+
+    def launched(self, execution: Execution, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
+        """After one of its regions was."""
+        ...
+
+
 class _Log:
-    """The last launches, oldest first. ``dropped`` counts those that are no longer there."""
+    """The last launches, oldest first. ``observer`` is None unless somebody watches."""
 
     def __init__(self) -> None:
+        self.observer: Observer | None = None
         self._ring: deque[Execution] = deque(maxlen=_LENGTH)
 
     def add(self, execution: Execution) -> None:

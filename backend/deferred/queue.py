@@ -109,6 +109,8 @@ class _Run:
         self.options = LOCAL.state.plain
 
     def run(self) -> None:
+        if LOG.observer is not None:
+            LOG.observer.planned(self.batch, self.plan, self.trigger)
         failure: BaseException | None = None
         try:
             for step in self.plan.steps:
@@ -152,7 +154,10 @@ class _Run:
             if buffer.__class__ is ErrorBuffer:
                 self._blame(step, buffer)
         runtime().region_launches += 1
-        LOG.add(Execution(batch.origins, step, self.reason, self.trigger, executable[0], hit, compiled - started))
+        execution = Execution(batch.origins, step, self.reason, self.trigger, executable[0], hit, compiled - started)
+        LOG.add(execution)
+        if LOG.observer is not None:
+            LOG.observer.launched(execution, arguments, results)
         return None
 
     def _settle(self, failure: BaseException | None) -> None:
