@@ -95,6 +95,10 @@ def region_failure(error: PjrtError, origin: Origin, trigger: Origin) -> Excepti
 
 def read_failure(error: PjrtError, trigger: str, origin: Origin | None, value: Buffer | None = None) -> Exception:
     """A failure of asynchronous work, at the read of ``value`` that met it: names the op that failed and the read."""
+    if isinstance(error, Unimplemented) and error.op is None:  # no launch failed: the client has nothing to give
+        refused = NotImplementedError(f"{trigger}(): {error.message}\n  read at {user_line()}")
+        refused.__cause__ = error
+        return refused
     issued = error.origin if isinstance(error.origin, tuple) else origin
     if issued is None:
         blame = "  the op that failed is not known"

@@ -269,7 +269,25 @@ def _moving_tied_weights() -> None:
     module.to = to
 
 
+def _compile() -> None:
+    """``torch.compile`` without a backend takes ours for work on the device, and Inductor refuses the device."""
+    from emutpu.backend.compile.entry import INDUCTOR_REFUSED, compile_function, uses_inductor_on_device
+
+    torch.compile = compile_function(torch.compile)
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    original = wrapper.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, model_: Any, inputs_: Any, **kwargs: Any) -> Any:
+        if uses_inductor_on_device(self.config, model_, inputs_):
+            raise RuntimeError(INDUCTOR_REFUSED)
+        return original(self, model_, inputs_, **kwargs)
+
+    wrapper.__call__ = call
+
+
 PATCHES = (
+    _compile,
     _untyped_storage_new,
     _storage_sizes,
     _generator,

@@ -185,9 +185,7 @@ def _modelled(statistics: Statistics | None) -> Document:
 def _regions(by_reason: Mapping[str, Sequence[int]]) -> list[Document]:
     """One row a reason, the most frequent first; empty where nothing was deferred."""
     rows = sorted(by_reason.items(), key=lambda row: (-row[1][0], row[0]))
-    return [
-        {"reason": reason} | dict(zip(_REGION_COUNTERS, counts, strict=True)) for reason, counts in rows
-    ]
+    return [{"reason": reason} | dict(zip(_REGION_COUNTERS, counts, strict=True)) for reason, counts in rows]
 
 
 def _merged_regions(reports: Sequence[Document]) -> list[Document]:

@@ -482,7 +482,9 @@ def _no_negative_exponent(made: Any) -> Callable[..., Any]:
 _pow = elementwise(SAME, _power, "self exponent")
 lowering("pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor")(_pow)
 lowering(
-    "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor", around=_no_negative_exponent, typed=("exponent", "self")
+    "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor",
+    around=_no_negative_exponent,
+    typed=("exponent", "self"),
 )(_pow)
 lowering("pow.Scalar(Scalar self, Tensor exponent) -> Tensor", typed=("self", "exponent"))(_pow)
 

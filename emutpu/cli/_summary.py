@@ -89,7 +89,7 @@ def _modelled_rows(table: Table, document: Document) -> None:
     issued = "measured" if issue is None else f"{issue * 1e6:g} us per launch, assumed"
     lines = [
         f"{_seconds(known['seconds'])}{bar}",
-        f"device busy {_seconds(known['device_seconds'])}, host issuing {_seconds(known['host_seconds'])} ({issued})",
+        f"device busy {_seconds(known['device_seconds'])}, {known['launches']:,} launches issued ({issued})",
     ]
     if known["mfu"] is not None:
         use = f", HBM bandwidth {known['hbm_use']:.1%}" if known["hbm_use"] is not None else ""

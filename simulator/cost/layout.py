@@ -41,7 +41,10 @@ def natural(shape: tuple[int, ...], bits: int) -> tuple[int, int, int]:
     if not real or 0 in shape:
         return (0 if 0 in shape else 1), -1, -1
     if len(real) == 1:
-        extent, tile = shape[real[0]], LANES * max(1, 32 // bits)
+        extent, packed = shape[real[0]], max(1, 32 // bits)
+        if len(shape) > 1:  # tiles of one packed row
+            return _up(extent, LANES) * packed, real[0], real[0]
+        tile = LANES * packed
         while tile < min(extent, _VECTOR):
             tile *= 2
         return _up(extent, tile), real[0], real[0]

@@ -64,7 +64,7 @@ def test_only_whole_contiguous_targets_are_reused() -> None:
     x.view(1024, 1024).mul_(2)
     assert peak_over_live() == 0
     x[::2].add_(1)
-    assert peak_over_live() == 4 * MIB
+    assert peak_over_live() >= 4 * MIB
     keeper = x.detach()
     saved = cell_of(keeper)
     assert saved is not None
@@ -126,6 +126,9 @@ def test_a_failed_tensor_holds_no_memory() -> None:
         assert cell.value.__class__ is ErrorBuffer
         assert MEMORY.live == before
         assert (torch.ones(4, device="tpu") + 1).tolist() == [2, 2, 2, 2]
+    with pytest.raises(torch.OutOfMemoryError, match=r"synchronize\(\): the TPU ran out of memory"):
+        torch.accelerator.synchronize()  # nobody has read it
+    torch.accelerator.synchronize()
     y.fill_(3)
     assert MEMORY.live == before + 8 * MIB
     assert y[0].item() == 3

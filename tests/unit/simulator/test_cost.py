@@ -153,6 +153,7 @@ class TestCounting:
             ((8, 64, 56, 56), "bf16", 8 * 128 * 56 * 56 * 2),  # 64 features in 128 lanes lose less than a width of 56
             ((3, 1000), "f32", 4 * 1024 * 4),
             ((5000,), "f32", 5120 * 4),
+            ((1, 4096), "bf16", 2 * 4096 * 2),  # rows of 16 bits come in pairs
             ((), "f32", 4),
             ((0, 128), "f32", 0),
         ],

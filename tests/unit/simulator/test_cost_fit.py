@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from emutpu.simulator.chips import chip
+from emutpu.simulator.cost.estimate import Model
+from emutpu.simulator.cost.rates import expected, rates
 from tools import fit_cost, measured_cost
 
 ROWS = json.loads(fit_cost.DATA.read_text(encoding="utf-8"))
@@ -31,6 +34,19 @@ def group():
 def test_committed_constants_hold(group):
     """Seconds, cycles, flops and bytes of the recorded modules are as close as promised."""
     holds([fit_cost.score(case, ROWS) for case in group])
+
+
+def test_memory_of_the_recordings(group):
+    """Bytes of arguments and results, tiled, are the compiler's within its padding of scalars; temporaries in HBM are for
+    nine modules in ten.
+    """
+    close = 0
+    for case in group:
+        cost = Model(chip(case.chip), "compiled", rates(chip(case.chip)), expected()).cost(case.graph, case.kernels)
+        assert cost.argument_bytes == pytest.approx(case.truth["argument_bytes"], abs=1024), case.name
+        assert cost.output_bytes == pytest.approx(case.truth["output_bytes"], abs=1024), case.name
+        close += abs(cost.temp_bytes - case.truth["temp_bytes"]) <= 0.1 * case.truth["temp_bytes"] + 2**20
+    assert close >= 0.9 * len(group)
 
 
 def test_every_recording_has_a_family(group):
