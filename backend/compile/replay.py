@@ -25,7 +25,7 @@ from emutpu.backend.options import LOCAL, Options
 from emutpu.backend.pjrt import Buffer
 from emutpu.backend.rng import DEFAULT_GENERATOR, TpuGenerator
 from emutpu.backend.runtime import runtime
-from emutpu.backend.storage import DEVICE, cell_of, empty_tensor
+from emutpu.backend.storage import DEVICE, Wraps, cell_of, empty_tensor
 
 __all__ = [
     "Alias",
@@ -117,7 +117,7 @@ class Fresh:
     stride: tuple[int, ...]
     shared: int | None
     plain: bool = False
-    wraps: Any = ()
+    wraps: Wraps | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
