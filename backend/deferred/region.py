@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from emutpu.backend.cache import Acquired
 from emutpu.backend.dtypes import numpy_dtype
 from emutpu.backend.errors import describe
 from emutpu.backend.hlo import Builder, Value
@@ -87,25 +88,31 @@ class Region:
         return runtime().key(shapeless, dimensions, _canonical(options))
 
     def executable(self, options: Options, origins: Sequence[Origin]) -> tuple[Key, Executable, bool]:
-        """Key, executable, and whether it had not to be compiled. ``origins`` say who issued the ops.
+        """Key, executable, and whether it had not to be compiled; see :meth:`acquire`."""
+        key, acquired = self.acquire(options, origins)
+        return key, acquired.executable, acquired.hit
+
+    def acquire(self, options: Options, origins: Sequence[Origin]) -> tuple[Key, Acquired]:
+        """Key and executable, and which tier of the cache had it. ``origins`` say who issued the ops.
 
         Raises what a lowering raises, with the op's line, and PjrtError from the compiler.
         """
         found = self.executables.get(options)
         if found is not None:
-            return *found, True
+            return found[0], Acquired(found[1], 1, 0.0)
         key = self.logical_key(options)
         cache = runtime().cache
-        compiled: list[bool] = []
+
+        def build() -> bytes:
+            return self.build(origins)
 
         def compile_module() -> Executable:
-            compiled.append(True)
-            return runtime().client.compile(self.build(origins), options.compile_options)
+            return runtime().client.compile(build(), options.compile_options)
 
-        executable = cache.get(key, compile_module)
+        acquired = cache.request(key, compile_module, options.compile_options, build)
         if cache.allow:
-            self.executables[options] = (key, executable)
-        return key, executable, not compiled
+            self.executables[options] = (key, acquired.executable)
+        return key, acquired
 
     def build(self, origins: Sequence[Origin] = ()) -> bytes:
         """The canonical module, with the users' lines as locations where ``origins`` are given."""
