@@ -91,9 +91,9 @@ class Builder:
         attributes["sym_visibility"] = _string("public")
         return _bytecode(self._module)
 
-    def text(self) -> str:
-        """The module as text, for messages and dumps."""
-        return str(self._module)
+    def text(self, *, locations: bool = False) -> str:
+        """The module as text, for messages and dumps; with the users' lines on request."""
+        return str(self._module.operation.get_asm(enable_debug_info=True)) if locations else str(self._module)
 
     # Emission --------------------------------------------------------------------------------------------
 

@@ -102,9 +102,9 @@ class _Launch:
         self.complex = [n for n, a in enumerate(taken) if a.layout.dtype.is_complex]
         self.saves = any(isinstance(output, State) for output in replayed.outputs)
         self.origins = _result_origins(replayed)
-        # The usual outputs, ready for storage.wrap: the result's number, the arguments, the origin.
-        self.plain: list[tuple[int, Any, Origin] | None] = [
-            (output.result, output.wraps, self.origins[output.result])
+        # The usual outputs, ready for storage.wrap: the result's number, and the arguments after it.
+        self.plain: list[tuple[int, Any] | None] = [
+            (output.result, (*output.wraps, self.origins[output.result]))
             if isinstance(output, Fresh) and output.plain and isinstance(output.result, int)
             else None
             for output in replayed.outputs
@@ -144,8 +144,8 @@ class _Launch:
         add = made.append
         for plain, output in zip(self.plain, self.outputs, strict=True):
             if plain is not None:
-                number, wraps, origin = plain
-                add(wrap(results[number], *wraps, origin))
+                number, arguments = plain
+                add(wrap(results[number], *arguments))
             else:
                 add(self._output(output, values, results, made, state))
         return made
