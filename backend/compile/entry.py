@@ -123,6 +123,8 @@ def _holds_device(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def _on_device(value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return value.device.type == DEVICE.type
+    if isinstance(value, torch.optim.Optimizer):
+        return any(_on_device(parameter) for group in value.param_groups for parameter in group["params"])
     return isinstance(value, torch.nn.Module) and _module_on_device(value)
 
 
@@ -131,11 +133,14 @@ def _module_on_device(module: torch.nn.Module) -> bool:
 
 
 def _used(model: Any) -> Iterator[object]:
-    """What a function is bound to, closes over, and names of its module's globals."""
+    """What a function is bound to (with its attributes), closes over, and names of its module's globals."""
     if isinstance(model, torch.nn.Module):
         yield model
+    owner = getattr(model, "__self__", None)
+    if owner is not None:
+        yield owner
+        yield from getattr(owner, "__dict__", {}).values()
     if isinstance(model, types.MethodType):
-        yield model.__self__
         model = model.__func__
     model = getattr(model, "__wrapped__", model)
     if not isinstance(model, types.FunctionType):

@@ -42,7 +42,7 @@ from emutpu.backend.options import LOCAL, EagerMode, Options, override
 from emutpu.backend.pjrt import Buffer, ErrorBuffer, PjrtError
 from emutpu.backend.rng import DEFAULT_GENERATOR, TpuGenerator
 from emutpu.backend.runtime import runtime
-from emutpu.backend.storage import Wraps, cell_of, contiguous_strides, new_storage, storage_cell, tensor_over, wrap
+from emutpu.backend.storage import cell_of, contiguous_strides, new_storage, storage_cell, tensor_over, wrap
 
 __all__ = ["DeviceProgram"]
 
@@ -102,13 +102,10 @@ class _Launch:
         self.complex = [n for n, a in enumerate(taken) if a.layout.dtype.is_complex]
         self.saves = any(isinstance(output, State) for output in replayed.outputs)
         self.origins = _result_origins(replayed)
-        # The usual outputs, ready for storage.wrap: the result's number, the arguments, the origin.
-        self.plain: list[tuple[int, Wraps, Origin] | None] = [
-            (output.result, output.wraps, self.origins[output.result])
-            if isinstance(output, Fresh)
-            and output.plain
-            and output.wraps is not None
-            and isinstance(output.result, int)
+        # The usual outputs, ready for storage.wrap: the result's number, and the arguments after it.
+        self.plain: list[tuple[int, Any] | None] = [
+            (output.result, (*output.wraps, self.origins[output.result]))
+            if isinstance(output, Fresh) and output.plain and isinstance(output.result, int)
             else None
             for output in replayed.outputs
         ]
@@ -147,8 +144,8 @@ class _Launch:
         add = made.append
         for plain, output in zip(self.plain, self.outputs, strict=True):
             if plain is not None:
-                number, wraps, origin = plain
-                add(wrap(results[number], *wraps, origin))
+                number, arguments = plain
+                add(wrap(results[number], *arguments))
             else:
                 add(self._output(output, values, results, made, state))
         return made

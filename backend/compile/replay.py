@@ -25,7 +25,7 @@ from emutpu.backend.options import LOCAL, Options
 from emutpu.backend.pjrt import Buffer
 from emutpu.backend.rng import DEFAULT_GENERATOR, TpuGenerator
 from emutpu.backend.runtime import runtime
-from emutpu.backend.storage import DEVICE, Wraps, cell_of, empty_tensor
+from emutpu.backend.storage import DEVICE, cell_of, empty_tensor
 
 __all__ = [
     "Alias",
@@ -117,7 +117,7 @@ class Fresh:
     stride: tuple[int, ...]
     shared: int | None
     plain: bool = False
-    wraps: Wraps | None = None
+    wraps: Any = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -258,16 +258,16 @@ class _Replay:
             return _attribute(self.module, str(node.target))
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
+            for extent in (*value.shape, *value.stride()):
+                if isinstance(extent, torch.SymInt):
+                    raise NotImplementedError(_symbolic(extent, node))
             if _is_state(node):
                 return self._stand_in(self.restored, position)
             return self._placeholder(position, value)
         if isinstance(value, torch.Generator):
             return self._stand_in(self.generators, position)
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            raise NotImplementedError(
-                f"the graph takes the symbolic value {value} as {node.name}: dynamic shapes are not supported. "
-                "Please set torch.compile(..., dynamic=False, ...) and try again."
-            )
+            raise NotImplementedError(_symbolic(value, node))
         return value
 
     def _placeholder(self, position: int, value: torch.Tensor) -> torch.Tensor:
@@ -440,6 +440,13 @@ class _Replay:
         if identity in self.generators:
             return Drawn(self.generators[identity], draws.numbers)
         return Drawn(None, draws.numbers)
+
+
+def _symbolic(value: object, node: fx.Node) -> str:
+    return (
+        f"the graph takes the symbolic value {value} with {node.name}: dynamic shapes are not supported. "
+        "Please set torch.compile(..., dynamic=False, ...) and try again."
+    )
 
 
 def _cell(tensor: torch.Tensor) -> Cell:

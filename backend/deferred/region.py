@@ -127,8 +127,12 @@ class Region:
         builder.finish(self._emit(builder, origins))
         return builder.text()
 
-    def _emit(self, builder: Builder, origins: Sequence[Origin]) -> list[Value]:
-        inputs: list[Value] = []
+    def emit(self, builder: Builder, inputs: Sequence[Value], origins: Sequence[Origin]) -> list[Value]:
+        """Emit the region into a module that has arguments of its own: ``inputs`` are all the region's inputs."""
+        return self._emit(builder, origins, list(inputs))
+
+    def _emit(self, builder: Builder, origins: Sequence[Origin], inputs: list[Value] | None = None) -> list[Value]:
+        inputs = [] if inputs is None else inputs
         values: list[Value] = []
         constants = {constant.number: constant for constant in self.key.constants}
         for position, (op, operands) in enumerate(self.key.nodes):
