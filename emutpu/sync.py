@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from emutpu.backend.deferred import text
-from emutpu.backend.deferred.values import ready
+from emutpu.backend.deferred.values import Pending, ready
 from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import cell_of
 
@@ -23,6 +23,7 @@ __all__ = [
     "dump_computation_graphviz",
     "dump_computation_mlir",
     "is_materialized",
+    "is_materializing",
     "synchronize",
 ]
 
@@ -59,11 +60,17 @@ def dump_computation_mlir(tensors: Sequence[torch.Tensor], file_name: str) -> No
 
 
 def is_materialized(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's value is computed. Raises TypeError for a tensor of another device."""
+    """Whether the tensor's value is computed, or being computed by the device. Raises RuntimeError for a foreign tensor."""
     cell = cell_of(tensor)
     if cell is None:
-        raise TypeError(f"is_materialized(): expected a tensor of the device, got one on {tensor.device}")
-    return cell.value is None or cell.value.is_ready()
+        raise RuntimeError("is_materialized(): tensor is not on the PrivateUse1 device")
+    return not isinstance(cell.value, Pending) or cell.value.buffer is not None
+
+
+def is_materializing(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's value is launched and not there yet. Raises RuntimeError for a foreign tensor."""
+    cell = cell_of(tensor)
+    return is_materialized(tensor) and cell is not None and cell.value is not None and not cell.value.is_ready()
 
 
 def synchronize(tensors: Tensors | None = None, wait: bool = False) -> None:

@@ -41,12 +41,13 @@ def _ours(name: str, mode: str) -> Callable[[], float]:
     optimizer = torch.optim.SGD(parameters, lr=_RATE, momentum=0.9)
 
     def step() -> float:
-        with torch.tpu.compiler.custom_compiler_options(_NATIVE), torch.tpu.set_eager_mode(torch.tpu.EagerMode[mode]):
+        tpu: Any = torch.tpu  # type: ignore[attr-defined]  # made at activation
+        with tpu.compiler.custom_compiler_options(_NATIVE), tpu.set_eager_mode(tpu.EagerMode[mode]):
             loss = model.torch_loss(parameters, batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            return loss.item()
+            return float(loss.item())
 
     return step
 

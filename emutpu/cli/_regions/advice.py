@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from emutpu._report import Document
-from emutpu.cli._regions.analysis import Flush, flushes, nbytes, place
+from emutpu.cli._regions.analysis import Flush, families, flushes, nbytes, place
 from emutpu.cli._regions.collect import Issued
 from emutpu.cli._regions.terminal import amount, label
 
@@ -156,11 +156,8 @@ def _dead_values(found: Sequence[Flush]) -> Iterator[Document]:
 
 
 def _families(regions: Sequence[Document]) -> Iterator[list[Document]]:
-    """Regions that differ in dimensions only, where there are such."""
-    grouped: dict[tuple[int, str, str], list[Document]] = defaultdict(list)
-    for region in regions:
-        grouped[region["process"], region["key"]["shapeless"], region["key"]["options"]].append(region)
-    for family in grouped.values():
+    """Families whose dimensions differ."""
+    for family in families(regions):
         if len({region["key"]["dimensions"] for region in family}) > 1:
             yield family
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -110,17 +111,26 @@ def steps(regions: Sequence[Document]) -> list[list[Flush]]:
     return list(grouped.values())
 
 
-def add_changes(regions: Sequence[Document]) -> None:
-    """``changed``: against the last region with the same shapeless key, which dimension of which op differs; else null."""
-    last: dict[tuple[int, str, str], Document] = {}
+def families(regions: Sequence[Document]) -> list[list[Document]]:
+    """Regions that the same part of a program made: the same but for dimensions, and at the same place among such in a step."""
+    grouped: dict[tuple[int, str, str, int], list[Document]] = {}
+    places: Counter[tuple[int, int, str, str]] = Counter()
     for region in regions:
         key = region["key"]
-        family = region["process"], key["shapeless"], key["options"]
-        before = last.get(family)
-        last[family] = region
-        region["changed"] = None
-        if before is not None and before["key"]["dimensions"] != key["dimensions"]:
-            region["changed"] = {"since": before["id"], "dimensions": _changed(before, region)}
+        kind = region["process"], key["shapeless"], key["options"]
+        here = kind[0], region["step"], *kind[1:]
+        grouped.setdefault((*kind, places[here]), []).append(region)
+        places[here] += 1
+    return list(grouped.values())
+
+
+def add_changes(regions: Sequence[Document]) -> None:
+    """``changed``: which dimension of which op differs from the last region of its family; null where none does."""
+    for family in families(regions):
+        family[0]["changed"] = None
+        for before, after in itertools.pairwise(family):
+            differs = before["key"]["dimensions"] != after["key"]["dimensions"]
+            after["changed"] = {"since": before["id"], "dimensions": _changed(before, after)} if differs else None
 
 
 def _changed(before: Document, after: Document) -> list[Document]:

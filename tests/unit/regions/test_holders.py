@@ -15,6 +15,8 @@ from emutpu.backend.deferred.holders import explain
 from emutpu.backend.options import EagerMode, override
 from emutpu.backend.storage import cell_of
 
+pytest_plugins = ["tests.support.region_programs"]
+
 Recorded = Callable[[str], dict[str, Any]]
 
 HOLDERS = """

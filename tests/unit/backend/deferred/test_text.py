@@ -62,5 +62,5 @@ def test_the_devices_names(tmp_path) -> None:
     w = y + 1
     sync.synchronize()
     assert w.tolist() == [3, 3]
-    with pytest.raises(TypeError, match="cpu"):
+    with pytest.raises(RuntimeError, match="not on the PrivateUse1 device"):
         sync.is_materialized(torch.ones(1))
