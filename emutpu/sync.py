@@ -1,16 +1,20 @@
-"""Pending work, looked at: under the names of TorchTPU's ``torch_tpu._internal.sync``.
+"""What DEFER_AND_FUSE has pending: its graph, and doing it.
 
-Of a tensor in DeferAndFuse it says whether it is computed, and shows the graph that would compute it.
+The functions of TorchTPU's ``torch_tpu._internal.sync``, by their names: a program that imports them from there imports
+them from ``emutpu.sync`` here. Nothing but ``synchronize`` makes a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
+
+from emutpu.backend.deferred import text
+from emutpu.backend.deferred.values import ready
+from emutpu.backend.runtime import runtime
+from emutpu.backend.storage import cell_of
 
 __all__ = [
     "computation_graphviz",
@@ -19,58 +23,29 @@ __all__ = [
     "dump_computation_graphviz",
     "dump_computation_mlir",
     "is_materialized",
-    "is_materializing",
+    "synchronize",
 ]
 
-
-def _flat(tensors: Sequence[torch.Tensor | Sequence[torch.Tensor]]) -> Iterator[torch.Tensor]:
-    for one in tensors:
-        if isinstance(one, list | tuple):
-            yield from one
-        else:
-            yield one  # type: ignore[misc]  # a tensor is no sequence
+Tensors = torch.Tensor | Sequence[torch.Tensor]
 
 
-def is_materialized(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's value is computed, or being computed by the device. Raises RuntimeError for a foreign tensor."""
-    from emutpu.backend.deferred.values import Pending
-    from emutpu.backend.storage import cell_of
-
-    cell = cell_of(tensor)
-    if cell is None:
-        raise RuntimeError("is_materialized(): tensor is not on the PrivateUse1 device")
-    return not isinstance(cell.value, Pending) or cell.value.buffer is not None
+def _flat(tensors: Sequence[Tensors]) -> list[torch.Tensor]:
+    return [t for given in tensors for t in ([given] if isinstance(given, torch.Tensor) else given)]
 
 
-def is_materializing(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's value is launched and not there yet. Raises RuntimeError for a foreign tensor."""
-    from emutpu.backend.storage import cell_of
-
-    if not is_materialized(tensor):
-        return False
-    cell = cell_of(tensor)
-    return cell is not None and cell.value is not None and not cell.value.is_ready()
+def computation_graphviz(*tensors: Tensors) -> str:
+    """The pending graph of tensors (or lists of them) as graphviz text. Raises ValueError for what is not pending."""
+    return text.pending_dot(*_flat(tensors))
 
 
-def computation_text(*tensors: torch.Tensor | Sequence[torch.Tensor]) -> str:
-    """The graphs that compute pending tensors, as the device prints them. Raises ValueError for a computed tensor."""
-    from emutpu.backend.deferred.text import pending_text
-
-    return "\n".join(pending_text(tensor) for tensor in _flat(tensors))
+def computation_mlir(*tensors: Tensors) -> str:
+    """The pending graph as a StableHLO module. Raises ValueError for what is not pending."""
+    return text.pending_mlir(*_flat(tensors))
 
 
-def computation_graphviz(*tensors: torch.Tensor | Sequence[torch.Tensor]) -> str:
-    """The same as graphviz digraphs, one after the other."""
-    from emutpu.backend.deferred.text import pending_dot
-
-    return "\n".join(pending_dot(tensor) for tensor in _flat(tensors))
-
-
-def computation_mlir(*tensors: torch.Tensor | Sequence[torch.Tensor]) -> str:
-    """The same as StableHLO modules, one after the other."""
-    from emutpu.backend.deferred.text import pending_mlir
-
-    return "\n".join(pending_mlir(tensor) for tensor in _flat(tensors))
+def computation_text(*tensors: Tensors) -> str:
+    """The pending graph as TorchTPU logs it: one line an input and an op. Raises ValueError for what is not pending."""
+    return text.pending_text(*_flat(tensors))
 
 
 def dump_computation_graphviz(tensors: Sequence[torch.Tensor], file_name: str) -> None:
@@ -81,3 +56,26 @@ def dump_computation_graphviz(tensors: Sequence[torch.Tensor], file_name: str) -
 def dump_computation_mlir(tensors: Sequence[torch.Tensor], file_name: str) -> None:
     """Write :func:`computation_mlir` to a file. Raises OSError."""
     Path(file_name).write_text(computation_mlir(tensors), encoding="utf-8")
+
+
+def is_materialized(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's value is computed. Raises TypeError for a tensor of another device."""
+    cell = cell_of(tensor)
+    if cell is None:
+        raise TypeError(f"is_materialized(): expected a tensor of the device, got one on {tensor.device}")
+    return cell.value is None or cell.value.is_ready()
+
+
+def synchronize(tensors: Tensors | None = None, wait: bool = False) -> None:
+    """Do what tensors need (everything pending for None), and with ``wait`` wait until it is done."""
+    if tensors is None:
+        runtime().materialize("synchronize()")
+    else:
+        for tensor in _flat([tensors]):
+            cell = cell_of(tensor)
+            if cell is not None:
+                made = ready(cell, "synchronize()")
+                if wait:
+                    made.block_until_ready()
+    if wait and tensors is None:
+        runtime().synchronize()

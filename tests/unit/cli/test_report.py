@@ -14,7 +14,7 @@ import pytest
 from conftest import FAKE_DEVICE, child_environment
 
 from emutpu import _report
-from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics, TierStatistics
+from emutpu.backend.statistics import CompileStatistics, FallbackRecord, RegionStatistics, Statistics, TierStatistics
 
 Valid = Callable[[Any, str], dict[str, Any]]
 
@@ -31,6 +31,7 @@ def statistics(adds: int, peak: int) -> Statistics:
             tiers=(TierStatistics(1, None, adds - 1, 3), TierStatistics(2, "/dev/shm/x", 1, 2, writes=2, seconds=0.25)),
         ),
         fallbacks=(FallbackRecord("aten.median", 1, "a.py:3"),),
+        regions=(RegionStatistics(".cpu()", 3, 20, 1), RegionStatistics("debug_mode", adds, adds, 0)),
         live_buffers=0,
         live_hbm_bytes=0,
         peak_hbm_bytes=peak,
@@ -44,7 +45,9 @@ def test_document_of_a_process(valid: Valid) -> None:
     assert document["ops"]["dispatched"] == 7
     assert set(document["modelled"].values()) == {None}
     assert document["fallbacks"] == [{"op": "aten.median", "count": 1, "location": "a.py:3"}]
-    assert {"modelled", "regions"} <= document["notes"].keys()
+    assert {"modelled"} <= document["notes"].keys()
+    assert document["regions"][0] == {"reason": "debug_mode", "count": 5, "ops": 5, "hits": 0}
+    assert document["regions"][1] == {"reason": ".cpu()", "count": 3, "ops": 20, "hits": 1}
     assert list(document["compiles"]["by_tier"]) == ["1", "2"]
     assert document["compiles"]["by_tier"]["2"]["writes"] == 2
 
@@ -65,6 +68,7 @@ def test_merge_adds_counts_and_keeps_the_fullest_device(valid: Valid) -> None:
     assert merged["client"] == "cpu"
     assert merged["ops"] == {"dispatched": 9, "by_name": {"aten.add.Tensor": 5, "aten.mm": 4}}
     assert merged["compiles"]["requests"] == 9
+    assert [tuple(row.values()) for row in merged["regions"]] == [(".cpu()", 6, 40, 2), ("debug_mode", 5, 5, 0)]
     assert merged["compiles"]["seconds"] == 1.0
     assert {tier: row["hits"] for tier, row in merged["compiles"]["by_tier"].items()} == {"1": 3, "2": 2}
     assert merged["compiles"]["by_tier"]["2"]["seconds"] == 0.5
