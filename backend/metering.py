@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from emutpu.backend.cell import MEMORY
 from emutpu.backend.hbm import Snapshot, allocation_failure, snapshot
 from emutpu.backend.location import capture
-from emutpu.backend.pjrt import ErrorBuffer, MemoryStats
+from emutpu.backend.pjrt import ErrorBuffer, ExecutableMemory, MemoryStats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         Client,
         CompileOptions,
         Executable,
-        ExecutableMemory,
         ModelledCost,
         PjrtError,
         Topology,
@@ -75,7 +74,7 @@ class Meter:
 
     ``host`` is the host's time and ``device`` when the device will have done all that was issued, both in picoseconds since
     the device was first used. ``issue`` is the host time of a launch in picoseconds, None to measure it. ``steps`` are
-    (time, FLOPs so far) when an optimizer step had been issued and done. ``trace`` is called with tally, host time, start
+    (time, FLOPs so far, those of them behind a causal mask) when an optimizer step had been issued and done. ``trace`` is called with tally, host time, start
     and end of each launch while somebody records. ``refused`` counts launches that did not fit in memory; ``unread`` is
     the first of their errors that no read has met yet.
 
@@ -85,6 +84,7 @@ class Meter:
 
     __slots__ = (
         "_base",
+        "_charged",
         "_traced",
         "issue",
         "lead",
@@ -105,8 +105,9 @@ class Meter:
         self.lead = 0
         self._base = 0
         self._traced = 0
+        self._charged: dict[tuple[str, ModelledCost | None], Callable[[], None]] = {}
         self.tallies: list[Tally] = []
-        self.steps: list[tuple[int, float]] = []
+        self.steps: list[tuple[int, float, float]] = []
         self.transfers = 0
         self.refused = 0
         self.unread: PjrtError | None = None
@@ -151,13 +152,9 @@ class Meter:
 
     def step(self) -> None:
         """An optimizer step has been issued."""
-        flops = sum(tally.calls * tally.cost.flops for tally in self.tallies if tally.cost is not None)
-        self.steps.append((self.now(), flops))
-
-    @property
-    def step_flops(self) -> float:
-        """FLOPs from the first to the last step."""
-        return self.steps[-1][1] - self.steps[0][1] if self.steps else 0.0
+        costs = [(tally.calls, tally.cost) for tally in self.tallies if tally.cost is not None]
+        flops = sum(calls * cost.flops for calls, cost in costs)
+        self.steps.append((self.now(), flops, sum(calls * cost.masked_flops for calls, cost in costs)))
 
     def _measure(self) -> None:
         """Let the host's time be this host's, where it is measured."""
@@ -167,6 +164,29 @@ class Meter:
             self.lead -= passed
 
     # Launches --------------------------------------------------------------------------------------------
+
+    def charge(self, name: str, cost: ModelledCost | None) -> None:
+        """A launch of which nothing runs here, such as a collective whose other ranks are not there."""
+        charged = self._charged.get((name, cost))
+        if charged is None:
+            tally = Tally(name, cost, _picoseconds(cost), _NO_MEMORY)
+            self.tallies.append(tally)
+            charged = self._charged[name, cost] = self._chargeable(tally)
+        charged()
+
+    def _chargeable(self, tally: Tally) -> Callable[[], None]:
+        calls = 0
+        tally.counters.append(lambda: calls)
+
+        def launch() -> None:
+            nonlocal calls
+            if self.trace is not None:
+                self._tell(tally)
+            calls += 1
+            self._measure()
+            self.lead = max(self.lead - (self.issue or 0), 0) + tally.duration
+
+        return launch
 
     def record(self, trace: _Trace | None) -> None:
         """Call ``trace`` for every launch from now on; None stops."""
@@ -185,7 +205,7 @@ class Meter:
     def tally(self, executable: Executable) -> Tally:
         """Begin to count an executable's launches."""
         needs, cost = executable.memory(), executable.cost()
-        tally = Tally(executable.name, cost, round(cost.seconds * PICOSECONDS) if cost is not None else 0, needs)
+        tally = Tally(executable.name, cost, _picoseconds(cost), needs)
         self.tallies.append(tally)
         return tally
 
@@ -281,6 +301,11 @@ class Meter:
         return None
 
 
+def _picoseconds(cost: ModelledCost | None) -> int:
+    return round(cost.seconds * PICOSECONDS) if cost is not None else 0
+
+
+_NO_MEMORY = ExecutableMemory(0, 0, 0, 0)
 _WORTH_A_LOOK = 64 * 2**20
 _GROWTH = 1.02
 

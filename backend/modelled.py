@@ -10,6 +10,7 @@ from emutpu.backend.cell import MEMORY
 from emutpu.backend.errors import describe
 from emutpu.backend.hbm import Holder, largest
 from emutpu.backend.metering import PICOSECONDS, Meter
+from emutpu.backend.pjrt import ModelledCost
 from emutpu.backend.statistics import MemoryStatistics, ModelledStatistics
 
 __all__ = ["memory_statistics", "modelled_statistics"]
@@ -25,7 +26,7 @@ def modelled_statistics(meter: Meter) -> ModelledStatistics:
     costs = [(tally, tally.cost) for tally in launched if tally.cost is not None]
     flops = sum(tally.calls * cost.flops for tally, cost in costs)
     traffic = sum(tally.calls * cost.hbm_bytes for tally, cost in costs)
-    step_seconds, step_share = _steps(meter)
+    first, last = (meter.steps[0], meter.steps[-1]) if meter.steps else ((0, 0.0, 0.0), (0, 0.0, 0.0))
     return ModelledStatistics(
         seconds=seconds,
         device_seconds=busy / PICOSECONDS,
@@ -36,9 +37,12 @@ def modelled_statistics(meter: Meter) -> ModelledStatistics:
         hbm_bytes=traffic,
         transfer_bytes=meter.transfers,
         steps=len(meter.steps),
-        step_seconds=step_seconds,
-        mfu=_share(flops, meter.rates.flops * seconds),
-        step_mfu=_share(meter.step_flops, meter.rates.flops * step_share),
+        step_seconds=_step_seconds(meter),
+        peak_flops=meter.rates.flops,
+        masked_flops=sum(tally.calls * cost.masked_flops for tally, cost in costs),
+        between_steps=((last[0] - first[0]) / PICOSECONDS, last[1] - first[1], last[2] - first[2]),
+        ici_bytes=sum(tally.calls * cost.ici_bytes for tally, cost in costs),
+        ici_use=_share(sum(tally.calls * _linked(cost) for tally, cost in costs), seconds),
         hbm_use=_share(traffic, meter.rates.hbm * seconds),
         error_bar=sum(t.calls * t.duration * c.error_bar for t, c in costs) / busy if busy else None,
         bound=_by_bound(meter),
@@ -52,13 +56,15 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole and part else None
 
 
-def _steps(meter: Meter) -> tuple[float | None, float]:
-    """Median seconds between two optimizer steps, and the seconds from the first to the last."""
-    times = [at for at, _ in meter.steps]
-    between = [later - earlier for earlier, later in itertools.pairwise(times)]
-    if not between:
-        return None, 0.0
-    return statistics.median(between) / PICOSECONDS, (times[-1] - times[0]) / PICOSECONDS
+def _linked(cost: ModelledCost) -> float:
+    """Seconds that a launch occupies links between chips or slices."""
+    return sum(seconds for unit, seconds in cost.units if unit in ("ici", "dcn"))
+
+
+def _step_seconds(meter: Meter) -> float | None:
+    """Median seconds between two optimizer steps."""
+    between = [later[0] - earlier[0] for earlier, later in itertools.pairwise(meter.steps)]
+    return statistics.median(between) / PICOSECONDS if between else None
 
 
 def _by_bound(meter: Meter) -> dict[str, float]:

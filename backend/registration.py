@@ -51,7 +51,7 @@ def activate(module: types.ModuleType) -> None:
     """Rename PrivateUse1 to ``tpu``, install ``module`` as ``torch.tpu`` and register the kernels that move no data."""
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from emutpu.backend import autocast, lazy_bits, patches
+    from emutpu.backend import absent_ranks, autocast, lazy_bits, patches
     from emutpu.backend.compile.install import install_when_imported
     from emutpu.backend.fallback import fallback, sparse_fallback
     from emutpu.backend.pinned import KERNELS as PINNED
@@ -81,6 +81,7 @@ def activate(module: types.ModuleType) -> None:
     for name, function in autocast.kernels().items():
         library.impl(name, untraced(function), "AutocastPrivateUse1")
     patches.apply()
+    absent_ranks.apply()
     _count_steps()
     install_when_imported()
 

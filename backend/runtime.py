@@ -20,7 +20,7 @@ from emutpu.backend.options import LOCAL, EagerMode
 
 if TYPE_CHECKING:
     from emutpu.backend.cache import LowerTiers
-    from emutpu.backend.pjrt import Client
+    from emutpu.backend.pjrt import Client, ModelledCost
     from emutpu.backend.statistics import Statistics, TierStatistics
 
 __all__ = ["Configuration", "Runtime", "runtime"]
@@ -40,7 +40,8 @@ class Configuration:
     for TorchTPU's own; ``make_tiers`` gives the tiers of the compile cache below the process, for a client.
 
     ``tiled`` gives the bytes of HBM of an array by shape and element size; ``hbm_limit`` is None where memory is
-    unlimited; ``host_issue`` is the host's time per launch in picoseconds, None to measure it.
+    unlimited; ``host_issue`` is the host's time per launch in picoseconds, None to measure it. ``collective`` gives the
+    cost of a StableHLO collective by name, operand bytes per device, devices, and devices of the whole program.
     """
 
     make_client: Callable[[], Client]
@@ -57,6 +58,7 @@ class Configuration:
     tiled: Callable[[tuple[int, ...], int], int] | None = None
     hbm_limit: int | None = None
     host_issue: int | None = DEFAULT_ISSUE
+    collective: Callable[[str, float, int, int], ModelledCost | None] | None = None
 
 
 class Runtime:

@@ -73,9 +73,10 @@ class ModelledStatistics:
 
     ``seconds`` is when the device has done all that was issued, of which it was busy ``device_seconds``;
     ``host_issue`` is the modelled host time per launch, None where it is measured. ``steps`` are optimizer steps issued,
-    ``step_seconds`` the median time between two. ``mfu`` counts every FLOP of the executables (recomputation and the
-    masked half of causal attention included) against the bf16 peak over ``seconds``, ``step_mfu`` over the steps;
-    ``hbm_use`` is HBM traffic against its bandwidth. ``error_bar`` is relative, weighted by time. ``top`` are (name,
+    ``step_seconds`` the median time between two, ``between_steps`` are seconds, FLOPs and masked FLOPs from the first to
+    the last. ``flops`` counts all of the executables, recomputation included; ``masked_flops`` are those of them that a
+    causal mask discards, ``peak_flops`` the device's bf16 FLOP/s. ``hbm_use`` is HBM traffic against its bandwidth,
+    ``ici_use`` the share of time that links between chips are busy. ``error_bar`` is relative, weighted by time. ``top`` are (name,
     launches, seconds), ``unmodelled`` counts launches without a cost, ``assumptions`` what the model assumed.
     """
 
@@ -89,8 +90,11 @@ class ModelledStatistics:
     transfer_bytes: int
     steps: int
     step_seconds: float | None
-    mfu: float | None
-    step_mfu: float | None
+    peak_flops: float
+    masked_flops: float
+    between_steps: tuple[float, float, float]
+    ici_bytes: float
+    ici_use: float | None
     hbm_use: float | None
     error_bar: float | None
     bound: dict[str, float]

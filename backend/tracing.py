@@ -67,4 +67,4 @@ class Recorder:
 
     def steps(self) -> list[int]:
         """When optimizer steps were done, in picoseconds."""
-        return [at for at, _ in self.meter.steps]
+        return [step[0] for step in self.meter.steps]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from emutpu.backend.cache import LowerTiers
     from emutpu.backend.cache_setup import TierSettings
     from emutpu.backend.keys import Versions
-    from emutpu.backend.pjrt import Client, Topology
+    from emutpu.backend.pjrt import Client, ModelledCost, Topology
     from emutpu.backend.runtime import Configuration
     from emutpu.simulator.topology import Slice
 
@@ -241,6 +241,12 @@ def _tiers(wanted: TierSettings, versions: Versions, client: Client) -> LowerTie
     return make_tiers(wanted, client, binary)
 
 
+def _collective(op: str, operand: float, devices: int, world: int, where: Slice) -> ModelledCost | None:
+    from emutpu.simulator._model import collective_cost
+
+    return collective_cost(op, operand, devices, world, where)
+
+
 def _configuration(settings: _settings.Settings) -> Configuration:
     """What the backend is told. Raises SettingError for an illegal slice or an unusable secret."""
     from emutpu.backend.compile_pool import default_threads
@@ -249,9 +255,8 @@ def _configuration(settings: _settings.Settings) -> Configuration:
     from emutpu.simulator.chips import chip
     from emutpu.simulator.hbm import tiled_bytes
 
-    if settings.topology is not None:
-        _slice(settings)  # an illegal slice is a bad setting: say so now rather than at the first op
     versions = Versions(settings.binary_version, settings.pjrt_version)
+    where = _slice(settings)  # an illegal slice is a bad setting: say so now rather than at the first op
     tiers = tier_settings(settings)
     wrap = _watching(settings)
     return Configuration(
@@ -269,6 +274,7 @@ def _configuration(settings: _settings.Settings) -> Configuration:
         tiled=tiled_bytes,
         hbm_limit=_hbm_limit(settings, chip(settings.chip).hbm_bytes),
         host_issue=None if settings.host_issue is None else round(settings.host_issue * 1e6),
+        collective=lambda op, operand, devices, world: _collective(op, operand, devices, world, where),
     )
 
 

@@ -41,8 +41,8 @@ TIER_COUNTERS = ("hits", "misses", "writes", "rejected", "failed", "evicted", "s
 _REGION_COUNTERS = ("count", "ops", "hits")
 
 ABSENT = {
-    "modelled.mfu_causal": "the model counts the FLOPs that run; `emutpu mfu` counts a configuration's, causal and full",
-    "modelled.ici_bytes": "one process drives one device, and no collective of it was modelled",
+    "modelled.mfu": "counts every FLOP that ran, recomputation included; mfu_causal leaves out what causal masks discard; "
+    "`emutpu mfu` counts a configuration's useful FLOPs",
 }
 
 
@@ -56,13 +56,16 @@ _MODELLED = (
     "host_issue_seconds",
     "launches",
     "flops",
+    "masked_flops",
     "hbm_bytes",
     "hbm_use",
     "ici_bytes",
+    "ici_use",
     "transfer_bytes",
     "steps",
     "step_seconds",
     "step_mfu",
+    "step_mfu_causal",
     "bound",
     "top",
     "unmodelled",
@@ -175,7 +178,12 @@ def _modelled(statistics: Statistics | None) -> Document:
     if known is None:
         return values
     values |= {name: getattr(known, name) for name in _MODELLED if hasattr(known, name)}
+    span, flops, masked = known.between_steps
     return values | {
+        "mfu": _mfu(known.flops, known.seconds, known.peak_flops),
+        "mfu_causal": _mfu(known.flops - known.masked_flops, known.seconds, known.peak_flops),
+        "step_mfu": _mfu(flops, span, known.peak_flops),
+        "step_mfu_causal": _mfu(flops - masked, span, known.peak_flops),
         "host_issue_seconds": known.host_issue,
         "top": [{"name": name, "launches": launches, "seconds": seconds} for name, launches, seconds in known.top],
         "assumptions": list(known.assumptions),
@@ -195,6 +203,13 @@ def _merged_regions(reports: Sequence[Document]) -> list[Document]:
             into = total.setdefault(row["reason"], [0] * len(_REGION_COUNTERS))
             into[:] = [count + row[name] for count, name in zip(into, _REGION_COUNTERS, strict=True)]
     return _regions(total)
+
+
+def _mfu(flops: float, seconds: float, peak: float) -> float | None:
+    """Utilisation by the formula of every report; None where nothing was counted, or no peak is known."""
+    from emutpu.simulator.mfu import mfu
+
+    return mfu(flops, 1 / seconds, peak) if flops and seconds and peak else None
 
 
 def _tier(tier: TierStatistics) -> Document:

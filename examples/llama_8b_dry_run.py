@@ -4,7 +4,7 @@
     emutpu run --dry-run --chip v5p examples/llama_8b_dry_run.py --chips 1  # does not fit: torch.OutOfMemoryError
 
 The other ranks are not there: PyTorch's fake process group stands in for them, so this process runs the program of rank 0
-and its collectives take no modelled time.
+and its collectives take the modelled time of their bytes.
 """
 
 from __future__ import annotations

@@ -9,12 +9,18 @@ from emutpu.backend.pjrt import CompileOptions, Effort, ModelledCost, Topology, 
 from ._modules import ModuleInfo
 from .chips import chip
 from .cost import Estimate, estimate
+from .cost.collectives import over_slice
 from .hbm import total_bytes
+from .topology import Slice
 
-__all__ = ["Modelled", "modelled"]
+__all__ = ["Modelled", "collective_cost", "modelled"]
 
 _UNMODELLED_ERROR = 9.0
 """Relative error bar of a launch whose operations have no model: a factor of ten either way."""
+
+
+_LINK_ERROR = 1.0
+"""Relative error bar of a collective: a factor of two either way, an assumption (no measured point names its size)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ def modelled(module: bytes, info: ModuleInfo, topology: Topology, options: Compi
 
 def _cost(found: Estimate) -> ModelledCost:
     low, high = found.error_bar
+    between = sum(each.dcn for each in found.collectives)
     return ModelledCost(
         seconds=found.expected_seconds,
         flops=found.flops,
@@ -54,9 +61,32 @@ def _cost(found: Estimate) -> ModelledCost:
             ("mxu", found.mxu_seconds),
             ("vpu", found.vpu_seconds),
             ("hbm", found.hbm_seconds),
-            ("ici", found.ici_seconds),
+            ("ici", found.ici_seconds - between),
+            ("dcn", between),
         ),
         assumptions=found.assumptions,
+        masked_flops=found.masked_flops,
+        ici_bytes=sum(each.received for each in found.collectives),
+    )
+
+
+def collective_cost(op: str, operand: float, devices: int, world: int, where: Slice) -> ModelledCost | None:
+    """A collective of a program whose other ranks are not there: ``operand`` bytes per device, over ``devices`` of ``world``.
+
+    None where the links of the chip are not published.
+    """
+    found, assumed = over_slice(op, operand, devices, world, where)
+    if found is None:
+        return None
+    return ModelledCost(
+        seconds=found.seconds,
+        flops=0.0,
+        hbm_bytes=0.0,
+        error_bar=_LINK_ERROR,
+        bound="dcn" if found.dcn > found.ici else "ici",
+        units=(("ici", found.ici), ("dcn", found.dcn)),
+        assumptions=(assumed,),
+        ici_bytes=found.received,
     )
 
 

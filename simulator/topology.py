@@ -22,7 +22,7 @@ from emutpu.backend.pjrt import Device, Topology
 
 from .chips import Chip, chip
 
-__all__ = ["Coordinates", "Slice", "legal_names", "single_chip", "slice_named"]
+__all__ = ["Coordinates", "Slice", "legal_names", "single_chip", "slice_named", "slice_of"]
 
 Coordinates = tuple[int, int, int]
 
@@ -222,6 +222,14 @@ def slice_named(name: str) -> Slice:
         )
     shape = _shape(spec, match["size"], name)
     return Slice(spec, shape, count)
+
+
+def slice_of(spec: Chip, devices: int) -> Slice | None:
+    """The most compact slice of that many devices; None where none has as many."""
+    if devices % spec.devices:
+        return None
+    shape = _default_shape(spec, devices // spec.devices * (spec.cores or 1))
+    return None if shape is None else Slice(spec, shape)
 
 
 def _shape(spec: Chip, size: str, name: str) -> Coordinates:

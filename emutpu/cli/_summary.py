@@ -93,9 +93,9 @@ def _modelled_rows(table: Table, document: Document) -> None:
     ]
     if known["mfu"] is not None:
         use = f", HBM bandwidth {known['hbm_use']:.1%}" if known["hbm_use"] is not None else ""
-        lines.append(f"MFU {known['mfu']:.2%} (all FLOPs that run){use}; no ICI traffic modelled")
+        lines.append(f"MFU {_full_and_causal(known, 'mfu')} of all FLOPs that run{use}{_links(known)}")
     if known["step_seconds"] is not None:
-        share = f", MFU {known['step_mfu']:.2%}" if known["step_mfu"] is not None else ""
+        share = f", MFU {_full_and_causal(known, 'step_mfu')}" if known["step_mfu"] is not None else ""
         lines.append(f"optimizer step {_seconds(known['step_seconds'])} (median of {known['steps'] - 1}){share}")
     table.add_row("modelled", Text("\n".join(lines)))
     slow = [
@@ -105,6 +105,18 @@ def _modelled_rows(table: Table, document: Document) -> None:
     warned = [*known["assumptions"], *(f"{n:,} launches of {op} have no cost" for op, n in known["unmodelled"].items())]
     if warned:
         table.add_row("assumed", Text("\n".join(warned[:_TOP_TIMES])))
+
+
+def _full_and_causal(known: Document, name: str) -> str:
+    """One figure where no causal mask was found, else both."""
+    full, causal = known[name], known[f"{name}_causal"]
+    return f"{full:.2%}" if causal is None or causal == full else f"{causal:.2%} causal, {full:.2%} full"
+
+
+def _links(known: Document) -> str:
+    if not known["ici_use"]:
+        return "; no traffic between chips"
+    return f", ICI and DCN busy {known['ici_use']:.1%} ({_bytes(known['ici_bytes'])})"
 
 
 def _seconds(value: float) -> str:

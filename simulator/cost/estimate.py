@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from emutpu.simulator.chips import Chip
 
 from . import collectives, memory, work
+from .causal import masked_flops
 from .control import trips
 from .graph import Graph, Node, read
 from .kernels import PRODUCTS, Kernel, fuse
@@ -38,7 +39,6 @@ _UNTIMED = frozenset(
 )
 _SMALL = 1024  # elements of a result that never bounds anything
 _STREAMED = 4  # the compiler counts a fetch into VMEM as four transfers: both ends of its start and of its end
-_EAGER_MXU = 3.3  # an op compiled at the eager level: 3,571,318 against 1,083,068 cycles for 4096^3 on v5e
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,12 +55,16 @@ class FusionCost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective: bytes of its operand, devices of a group, and the seconds its transfers take."""
+    """One collective: bytes of its operand, devices of a group, and the seconds its transfers take, ``dcn`` of them
+    between slices; ``received`` are bytes per device.
+    """
 
     op: str
     bytes: int
     devices: int
     seconds: float
+    dcn: float = 0.0
+    received: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ class Estimate:
     """What the model says of one launch; seconds and bytes are of one device. All figures are modelled, none measured.
 
     ``hbm_bytes`` and ``roofline_seconds`` follow the compiler's accounting (every operand and result of every kernel,
-    fetches into VMEM four times); ``expected_seconds`` applies measured efficiencies, and ``error_bar`` holds the
+    fetches into VMEM four times); ``masked_flops`` are those of ``flops`` that a causal mask discards;
+    ``expected_seconds`` applies measured efficiencies, and ``error_bar`` holds the
     factors between which the truth is expected. ``peak`` names the rate that bounds, ``bound`` the unit.
     """
 
@@ -92,6 +97,7 @@ class Estimate:
     collectives: tuple[Collective, ...]
     assumptions: tuple[str, ...]
     error_bar: tuple[float, float]
+    masked_flops: float = 0.0
 
 
 def estimate(module: bytes | str, chip: Chip, level: Level = "compiled") -> Estimate:
@@ -200,9 +206,9 @@ class Model:
         found = []
         for kernel in kernels:
             if kernel.kind in COLLECTIVES:
-                seconds = collectives.seconds(kernel.key, self.chip)
-                devices = kernel.key.attrs[1]
-                found.append(Collective(kernel.key.op, kernel.key.inputs[0].spec.bytes, devices, seconds))
+                taken = collectives.seconds(kernel.key, self.chip)
+                size, devices = kernel.key.inputs[0].spec.bytes, kernel.key.attrs[1]
+                found.append(Collective(kernel.key.op, size, devices, taken.seconds, taken.dcn, taken.received))
                 self.assume(collectives.ASSUMPTION)
         fusions, hbm_bytes, roofline, mxu, vpu, hbm, total_cycles = [], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
         expected_seconds = self.expected.launch_seconds
@@ -214,18 +220,21 @@ class Model:
                 self.assume(f"cycles: the compiler's count has none for {kernel.kind}; expected_seconds has its time")
             counted = part.moved.counted + _STREAMED * fetched
             seconds = part.roofline + _STREAMED * fetched / self.rates.bandwidth
-            matrix = part.cycles.mxu / self.rates.clock * (_EAGER_MXU if self.level == "eager" else 1.0)
+            matrix = part.cycles.mxu / self.rates.clock
+            scheduled = matrix * (self.rates.eager if self.level == "eager" else 1.0)
             traffic = part.moved.hbm + fetched
-            mxu += matrix
+            mxu += scheduled
             vpu += part.cycles.vpu / self.rates.clock
             hbm += traffic / self.rates.bandwidth
             hbm_bytes += counted
             roofline += seconds
             total_cycles += (part.cycles.copies if kernel.kind in _UNTIMED else part.cycles.total) + (
-                part.cycles.mxu * (_EAGER_MXU - 1) if self.level == "eager" else 0.0
+                part.cycles.mxu * (self.rates.eager - 1) if self.level == "eager" else 0.0
             )
             expected_seconds += max(
+                # Measured inefficiency and the eager schedule are two views of one loss, so they do not multiply.
                 matrix / self.expected.matmul_efficiency,
+                scheduled,
                 traffic / self.rates.bandwidth / self.expected.bandwidth_efficiency,
                 part.cycles.vpu / self.rates.clock,
             )
@@ -245,6 +254,7 @@ class Model:
             vpu,
             hbm,
             sum(c.seconds for c in found),
+            masked_flops(graph),
         )
         for estimate_, count in inner:
             own = own.plus(estimate_, count)
@@ -285,6 +295,7 @@ class Model:
             collectives=tuple(found),
             assumptions=tuple(self.assumptions),
             error_bar=(self.expected.low, self.expected.high),
+            masked_flops=own.masked,
         )
 
 
@@ -300,6 +311,7 @@ class _Totals:
     vpu: float
     hbm: float
     ici: float
+    masked: float
 
     def plus(self, inner: Estimate, count: int) -> _Totals:
         """With what ``count`` runs of ``inner`` add; its collectives are in its seconds already."""
@@ -314,6 +326,7 @@ class _Totals:
             self.vpu + count * inner.vpu_seconds,
             self.hbm + count * inner.hbm_seconds,
             self.ici + count * inner.ici_seconds,
+            self.masked + count * inner.masked_flops,
         )
 
 

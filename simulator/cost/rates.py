@@ -25,8 +25,9 @@ class Rates:
     in bf16; ``recomputes_scores``: a softmax kernel computes its product twice; ``chains``: two products in a row may share a kernel; ``vector_products``: a product with a
     vector runs on the VPU; ``copy_transfers``: how often a relayout of a running sum counts its bytes.
 
-    Cycles: ``launch`` per kernel; ``stream`` per 4 KiB that a fused loop moves; ``mxu`` over the ideal of a product. The
-    others are multiples of ``stream`` that all chips share: ``reduce`` more per 4 KiB that a fused reduction reads;
+    Cycles: ``launch`` per kernel; ``stream`` per 4 KiB that a fused loop moves; ``mxu`` over the ideal of a product,
+    ``eager`` the multiple of that in an op compiled on its own. The others are multiples of ``stream`` that all chips
+    share: ``reduce`` more per 4 KiB that a fused reduction reads;
     ``plain`` per 1,024 elements of an operation alone (``plain_16`` more below 32 bit) and ``plain_read`` per 4 KiB it
     reads; ``turn`` per 1,024 elements of a transpose; ``result`` per 1,024 results of a product that go to HBM, ``kept`` to
     VMEM; ``scan`` per step of a running sum; ``operation`` and ``transcendental`` per 1,024 elements bound loops from below.
@@ -47,6 +48,7 @@ class Rates:
     stream: float
     launch: float
     mxu: float
+    eager: float
     reduce: float
     plain: float
     plain_read: float

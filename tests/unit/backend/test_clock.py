@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -66,7 +67,8 @@ class _Executable:
         return ExecutableMemory(0, 0, 0, 0)
 
     def cost(self) -> ModelledCost:
-        return ModelledCost(self.seconds, flops=1e6, hbm_bytes=2e6, error_bar=0.5, bound="mxu", units=(("ici", 1e-6),))
+        cost = ModelledCost(self.seconds, flops=1e6, hbm_bytes=2e6, error_bar=0.5, bound="mxu", units=(("ici", 1e-6),))
+        return dataclasses.replace(cost, masked_flops=2.5e5, ici_bytes=4e6)
 
 
 class _Client:
@@ -116,7 +118,7 @@ def test_transfers_take_the_hosts_link() -> None:
 
 
 def test_figures_of_a_report() -> None:
-    """Busy time, FLOPs, MFU and steps follow from the launches."""
+    """Busy time, FLOPs, links and steps follow from the launches."""
     meter = Meter(issue=0)
     launch = _launcher(meter, 10)
     for _ in range(3):
@@ -125,8 +127,9 @@ def test_figures_of_a_report() -> None:
     figures = modelled_statistics(meter)
     assert (figures.launches, figures.device_seconds, figures.steps) == (3, 30 * US / PICOSECONDS, 3)
     assert figures.step_seconds == 10 * US / PICOSECONDS
-    assert figures.mfu == pytest.approx(3e6 / (1e12 * 30e-6))
-    assert figures.step_mfu == pytest.approx(2e6 / (1e12 * 20e-6))
+    assert (figures.flops, figures.peak_flops, figures.masked_flops) == (3e6, 1e12, 7.5e5)
+    assert figures.between_steps == (pytest.approx(20e-6), 2e6, 5e5)
+    assert (figures.ici_bytes, figures.ici_use) == (12e6, pytest.approx(0.1))
     assert figures.error_bar == pytest.approx(0.5)
     assert figures.bound == {"mxu": 30 * US / PICOSECONDS}
 
@@ -176,6 +179,65 @@ def test_event_time_is_modelled() -> None:
     assert tally.cost is not None
     assert start.elapsed_time(end) == pytest.approx((tally.duration + 5 * US) / 1e9)
     assert isinstance(start, torch.Event)
+
+
+def test_causal_attention_discards_half() -> None:
+    """Of seven products of attention, forward and backward, a causal mask discards half; without one nothing is."""
+    query = torch.ones(2, 4, 64, 16, device="tpu", requires_grad=True)
+    key, value = (torch.ones(2, 2, 64, 16, device="tpu", requires_grad=True) for _ in range(2))
+
+    def discarded(*, causal: bool) -> float:
+        before = modelled_statistics(runtime().meter).masked_flops
+        attention = torch.nn.functional.scaled_dot_product_attention
+        attention(query, key, value, is_causal=causal, enable_gqa=True).sum().backward()
+        torch.accelerator.synchronize()
+        return modelled_statistics(runtime().meter).masked_flops - before
+
+    products = 7 * 2 * (2 * 4) * 64 * 64 * 16
+    assert discarded(causal=True) == products / 2
+    assert discarded(causal=False) == 0
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+        assert discarded(causal=True) == products / 7 * 6 / 2  # one region computes the scores once
+
+
+COLLECTIVES = """
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from emutpu.backend.runtime import runtime
+dist.init_process_group("cpu:fake,tpu:fake", store=FakeStore(), rank=0, world_size=16)
+part, whole = torch.ones(1 << 20, device="tpu"), torch.empty(16 << 20, device="tpu")
+half = dist.new_group(list(range(8)))
+dist.all_gather_into_tensor(whole, part)
+dist.reduce_scatter_tensor(part, whole)
+dist.all_reduce(part)
+dist.all_reduce(part, group=half)
+dist.broadcast(part, 0)
+dist.all_to_all_single(torch.empty_like(part), part)
+dist.all_reduce(torch.ones(4))
+runtime().synchronize()
+for tally in runtime().meter.tallies:
+    if tally.name.startswith("c10d"):
+        print(tally.name, tally.calls, tally.duration, tally.cost.ici_bytes)
+"""
+
+
+def test_collectives_of_absent_ranks(passes: Callable[..., str]) -> None:
+    """With the fake process group every collective of device tensors takes the time of its bytes on the slice's links."""
+    lines = [line.split() for line in passes(COLLECTIVES, EMUTPU_CHIP="v5p").splitlines()]
+    # 16 chips are 2 x 2 x 4 with open ends: three links of 100 GB/s, five hops of 1 us; 8 of them a ring with two links.
+    size = 4 * 2**20
+    expected = [
+        ("_allgather_base_", 15 * size, 15 * size / 300e9 + 5e-6),
+        ("_reduce_scatter_base_", 15 * size, 15 * size / 300e9 + 5e-6),
+        ("allreduce_", 2 * 15 / 16 * size, 2 * 15 / 16 * size / 300e9 + 10e-6),
+        ("allreduce_", 2 * 7 / 8 * size, 2 * 7 / 8 * size / 200e9 + 8e-6),
+        ("broadcast_", size, size / 300e9 + 5e-6),
+        ("alltoall_base_", 15 / 16 * size, 4 * size / 4 / 100e9 + 5e-6),
+    ]
+    assert [(name, int(calls)) for name, calls, *_ in lines] == [(f"c10d.{name}", 1) for name, *_ in expected]
+    for (_, _, duration, received), (_, moved, seconds) in zip(lines, expected, strict=True):
+        assert float(received) == pytest.approx(moved)
+        assert int(duration) / PICOSECONDS == pytest.approx(seconds)
 
 
 def test_debug_mode_waits_for_every_launch() -> None:

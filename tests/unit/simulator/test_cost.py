@@ -8,7 +8,9 @@ import pytest
 from emutpu.backend.pjrt import InvalidArgument, Unimplemented
 from emutpu.simulator.chips import CHIPS, UnknownFigure, chip
 from emutpu.simulator.cost import estimate
+from emutpu.simulator.cost.collectives import Ring, over_slice, transfer
 from emutpu.simulator.cost.graph import Spec
+from emutpu.simulator.topology import Slice, slice_named
 
 V5E, V6E = chip("v5e"), chip("v6e")
 
@@ -199,6 +201,7 @@ class TestTime:
         assert eager.cycles == pytest.approx(3_571_318, rel=0.25)
         assert compiled.cycles == pytest.approx(1_083_068, rel=0.25)
         assert eager.expected_seconds > compiled.expected_seconds
+        assert eager.expected_seconds == pytest.approx(eager.cycles / V5E.clock_hz, rel=0.05)
         assert eager.flops == compiled.flops
 
     def test_error_bar_holds_the_expectation(self):
@@ -250,6 +253,39 @@ class TestControl:
         assert cost.ici_seconds == cost.collectives[0].seconds
         assert cost.roofline_seconds > cost.ici_seconds
         assert any("ring" in text for text in cost.assumptions)
+
+    def test_collectives_by_hand(self):
+        """Bytes and hops over rings and lines; all axes of a torus share the work; the data-centre network gets the rest."""
+        v5p, size = chip("v5p"), 1e9  # links of 100 GB/s one way, a hop of 1 us
+        ring, line = (
+            transfer("all_gather", size, [Ring(4)], v5p),
+            transfer("all_gather", size, [Ring(4, closed=False)], v5p),
+        )
+        assert (ring.ici, line.ici) == (pytest.approx(3e9 / 200e9 + 2e-6), pytest.approx(3e9 / 100e9 + 3e-6))
+        torus = [Ring(4), Ring(4), Ring(8)]
+        assert transfer("all_reduce", size, torus, v5p).ici == pytest.approx(2e9 * 127 / 128 / 600e9 + 16e-6)
+        assert transfer("reduce_scatter", size, torus, v5p).ici == pytest.approx(1e9 * 127 / 128 / 600e9 + 8e-6)
+        # 4 x 4 chips hold 1 GB each beside every cut of the long axis; a quarter of 128 GB crosses 32 links.
+        assert transfer("all_to_all", size, torus, v5p).ici == pytest.approx(32e9 / (32 * 100e9) + 8e-6)
+        far = transfer("all_reduce", size, torus, v5p, slices=2)
+        assert far.dcn == pytest.approx(2e9 / 128 / 2 / v5p.dcn_bandwidth + 20e-6)
+        assert transfer("all_reduce", size, [Ring(1)], v5p).seconds == 0
+
+    def test_collectives_of_a_slice(self):
+        """A group of every device uses every axis, another one is a ring; the assumption says which; unknown links say so."""
+        whole, said = over_slice("all_gather", 1e9, 64, 64, slice_named("v5p-4x4x4"))
+        assert whole is not None
+        assert whole.ici == pytest.approx(63e9 / 600e9 + 6e-6)
+        assert "every axis of its closed 4x4x4 torus" in said
+        part, said = over_slice("all_gather", 1e9, 4, 64, slice_named("v5p-4x4x4"))
+        assert part is not None
+        assert part.ici == pytest.approx(3e9 / 200e9 + 2e-6)
+        assert "ring along one torus axis" in said
+        small, said = over_slice("all_gather", 1e9, 16, 16, slice_named("v5p-1x1x1"))
+        assert small is not None
+        assert small.ici == pytest.approx(15e9 / 300e9 + 5e-6)
+        assert "open 2x2x4 torus" in said
+        assert over_slice("all_gather", 1e9, 2, 2, Slice(chip("v8i"), (1, 1, 1)))[0] is None
 
 
 class TestRefusals:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from emutpu.simulator.chips import chip
-from emutpu.simulator.cost.estimate import Model
+from emutpu.simulator.cost.estimate import Model, estimate
 from emutpu.simulator.cost.rates import expected, rates
 from tools import fit_cost, measured_cost
 
@@ -52,6 +52,30 @@ def test_memory_of_the_recordings(group):
 def test_every_recording_has_a_family(group):
     """No case escapes the leave-one-family-out evaluation, and every family has cases."""
     assert {case.family for case in group} == set(fit_cost.FAMILIES)
+
+
+def test_eager_level_of_the_recordings():
+    """Ops compiled on their own, at the compiler's lower level: cycles and seconds of 64 recordings."""
+    recorded = json.loads((fit_cost.RECORDS / "eager.json").read_text(encoding="utf-8"))["chips"]
+    cycles, seconds = [], []
+    for name, rows in recorded.items():
+        for case, truth in rows.items():
+            module = (fit_cost.RECORDS / f"{case}.mlir").read_text(encoding="utf-8")
+            cost = estimate(module, chip(name), "eager")
+            cycles.append(abs(cost.cycles / truth["estimated_cycles"] - 1))
+            seconds.append(abs(cost.roofline_seconds / truth["optimal_seconds"] - 1))
+    assert len(cycles) == 64
+    assert fit_cost.quantile(sorted(cycles), 0.5) <= 0.2
+    assert fit_cost.quantile(sorted(cycles), 0.9) <= 0.35
+    assert max(seconds) <= 0.02
+
+
+def test_eager_level_against_measured_products():
+    """Whoever measured the products did not say at which level: the error bar covers them at the eager one, too."""
+    for point in (point for point in measured_cost.POINTS if point.product):
+        cost = estimate(point.module, chip("v6e"), "eager")
+        low, high = cost.error_bar
+        assert low <= point.seconds / cost.expected_seconds <= high, point.name
 
 
 def test_priors_hold_without_any_fit(group):

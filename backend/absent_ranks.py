@@ -1,0 +1,87 @@
+"""Collectives with ranks that are not there: PyTorch's fake process group moves nothing, its time is modelled.
+
+A dry run of one rank of many uses that group. Its collectives reach the dispatcher as operators of ``c10d``; the kernels
+here charge the modelled device with what they would take, and hand over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from emutpu.backend.runtime import runtime
+from emutpu.backend.storage import DEVICE
+
+__all__ = ["COLLECTIVES", "apply"]
+
+_KEY = "PrivateUse1"
+_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
+
+COLLECTIVES: dict[str, tuple[str, int, int]] = {
+    "_allgather_base_": ("all_gather", 1, 2),
+    "allgather_": ("all_gather", 1, 2),
+    "allgather_coalesced_": ("all_gather", 1, 2),
+    "allgather_into_tensor_coalesced_": ("all_gather", 1, 2),
+    "gather_": ("all_gather", 1, 2),
+    "scatter_": ("all_gather", 0, 2),
+    "_reduce_scatter_base_": ("reduce_scatter", 1, 2),
+    "reduce_scatter_": ("reduce_scatter", 1, 2),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1, 2),
+    "allreduce_": ("all_reduce", 0, 1),
+    "allreduce_coalesced_": ("all_reduce", 0, 1),
+    "alltoall_": ("all_to_all", 1, 2),
+    "alltoall_base_": ("all_to_all", 1, 2),
+    "broadcast_": ("collective_broadcast", 0, 1),
+    "reduce_": ("collective_broadcast", 0, 1),
+    "send": ("collective_permute", 0, 1),
+    "recv_": ("collective_permute", 0, 1),
+}
+"""Operator of ``c10d``: the StableHLO collective that takes as long, and the positions of its operand and its group.
+
+A reduction to one rank is a broadcast backwards, a scatter from one rank a gather backwards.
+"""
+
+_libraries: list[torch.library.Library] = []
+
+
+def apply() -> None:
+    """Put the kernels in place, once; a PyTorch without distributed has no collectives."""
+    if not hasattr(torch._C, "_c10d_init"):
+        return
+    library = torch.library.Library("c10d", "IMPL")
+    _libraries.append(library)
+    for name, (op, operand, group) in COLLECTIVES.items():
+        library.impl(name, _kernel(name, op, operand, group), _KEY)
+
+
+def _kernel(name: str, op: str, operand: int, group: int) -> Callable[..., Any]:
+    original = torch.library.get_kernel(f"c10d::{name}", _KEY)
+
+    def collective(*arguments: Any) -> Any:
+        _charge(name, op, arguments[operand], arguments[group])
+        return original.call_boxed(_KEYS, *arguments)
+
+    return collective
+
+
+def _charge(name: str, op: str, operand: Any, group: Any) -> None:
+    from torch.distributed import ProcessGroup, get_world_size
+
+    ranks = ProcessGroup.unbox(group)
+    configuration = runtime().configuration
+    if configuration is None or configuration.collective is None or ranks._get_backend(DEVICE).name() != "fake":
+        return
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(operand))
+    runtime().client  # noqa: B018  # the clock starts with the device
+    cost = configuration.collective(op, float(nbytes), ranks.size(), get_world_size())
+    runtime().meter.charge(f"c10d.{name}", cost)
+
+
+def _tensors(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        for each in value:
+            yield from _tensors(each)
