@@ -9,12 +9,14 @@ functional value of the whole storage in storage order; views are read and writt
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
 
 from emutpu.backend.location import Origin
+from emutpu.backend.pjrt import ErrorBuffer
 
 if TYPE_CHECKING:
     from emutpu.backend.pjrt import Buffer
@@ -22,18 +24,46 @@ if TYPE_CHECKING:
 __all__ = ["ADDRESSES", "MEMORY", "Cell", "Layout", "layout_of"]
 
 
+def _dense(shape: tuple[int, ...], itemsize: int) -> int:
+    return math.prod(shape) * itemsize
+
+
+class _Memory:
+    """Device memory by live cells, in bytes.
+
+    ``tiled`` tells what an array of a shape and element size takes (dense until the device is configured). ``limit`` is
+    the device's memory, None where it is unlimited. A launch that would pass ``ceiling`` is looked at closely: it
+    makes a new peak, does not fit, or is traced.
+    """
+
+    __slots__ = ("buffers", "ceiling", "limit", "live", "peak", "tiled")
+
+    def __init__(self) -> None:
+        self.buffers = 0
+        self.live = 0
+        self.peak = 0
+        self.ceiling = 0
+        self.limit: int | None = None
+        self.tiled: Callable[[tuple[int, ...], int], int] = _dense
+
+
+MEMORY = _Memory()
+
+
 class Layout:
     """Dense dimensions (major first) and dtype of a cell's value. Interned: compare and hash by identity.
 
-    A storage's bytes are always covered exactly: ``prod(dims) * dtype.itemsize == nbytes``.
+    A storage's bytes are always covered exactly: ``prod(dims) * dtype.itemsize == nbytes``. ``held`` is what such a value
+    takes of the device's memory, tiles filled up.
     """
 
-    __slots__ = ("dims", "dtype", "numel")
+    __slots__ = ("dims", "dtype", "held", "numel")
 
     def __init__(self, dims: tuple[int, ...], dtype: torch.dtype) -> None:
         self.dims = dims
         self.dtype = dtype
         self.numel = math.prod(dims)
+        self.held = MEMORY.tiled(dims, dtype.itemsize)
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.dims)}"
@@ -51,19 +81,6 @@ def layout_of(dims: tuple[int, ...], dtype: torch.dtype) -> Layout:
     return layout
 
 
-class _Memory:
-    """Device memory by live cells, in bytes (dense; TPU tiling is the simulator's)."""
-
-    __slots__ = ("buffers", "live", "peak")
-
-    def __init__(self) -> None:
-        self.buffers = 0
-        self.live = 0
-        self.peak = 0
-
-
-MEMORY = _Memory()
-
 # Fake device address -> cell, for the C++ paths that rebuild a storage from a data pointer (legacy pickle).
 ADDRESSES: dict[int, ref[Cell]] = {}
 
@@ -74,11 +91,12 @@ class Cell:
     ``value``   the buffer, shaped and typed as ``layout`` says; None while nothing was written (reads give zeros).
     ``layout``  dense dims and dtype of the last full writer.
     ``nbytes``  size of the storage.
+    ``held``    bytes of device memory it is counted with: those of its layout, none for a failed value.
     ``origin``  which op, at which line of the user's, wrote ``value`` last.
     ``address`` fake device address, unique among live cells.
     """
 
-    __slots__ = ("__weakref__", "address", "layout", "nbytes", "origin", "value")
+    __slots__ = ("__weakref__", "address", "held", "layout", "nbytes", "origin", "value")
 
     def __init__(
         self, value: Buffer | None, layout: Layout, nbytes: int, address: int, origin: Origin | None = None
@@ -89,8 +107,9 @@ class Cell:
         self.address = address
         self.origin = origin
         ADDRESSES[address] = ref(self)
+        held = self.held = layout.held if value.__class__ is not ErrorBuffer else 0
         MEMORY.buffers += 1
-        live = MEMORY.live = MEMORY.live + nbytes
+        live = MEMORY.live = MEMORY.live + held
         if live > MEMORY.peak:
             MEMORY.peak = live
 
@@ -99,18 +118,26 @@ class Cell:
         self.value = value
         self.layout = layout
         self.origin = origin
+        if layout.held != self.held or value.__class__ is ErrorBuffer:
+            self.recount()
+
+    def recount(self) -> None:
+        """Count the memory of the present value: after a write that changed the layout, or that failed."""
+        held = self.layout.held if self.value.__class__ is not ErrorBuffer else 0
+        live = MEMORY.live = MEMORY.live + held - self.held
+        self.held = held
+        if live > MEMORY.peak:
+            MEMORY.peak = live
 
     def resize(self, nbytes: int, value: Buffer | None, layout: Layout) -> None:
         """Change the size of the memory itself, with the value it holds from then on (None: zeros)."""
-        live = MEMORY.live = MEMORY.live + nbytes - self.nbytes
-        if live > MEMORY.peak:
-            MEMORY.peak = live
         self.nbytes = nbytes
         self.value = value
         self.layout = layout
+        self.recount()
 
     # Bound as defaults: module globals may already be gone when the last cells die at interpreter exit.
     def __del__(self, memory: _Memory = MEMORY, addresses: dict[int, ref[Cell]] = ADDRESSES) -> None:
         memory.buffers -= 1
-        memory.live -= self.nbytes
+        memory.live -= self.held
         addresses.pop(self.address, None)

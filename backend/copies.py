@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from emutpu.backend.cell import Cell, layout_of
+from emutpu.backend.cell import MEMORY, Cell, layout_of
 from emutpu.backend.deferred.values import ready
 from emutpu.backend.dtypes import DTYPES, check_supported, dtype_name, numpy_dtype
 from emutpu.backend.errors import device_mismatch, op_label, read_failure
 from emutpu.backend.location import capture
-from emutpu.backend.pjrt import Buffer, PjrtError
+from emutpu.backend.pjrt import Aval, Buffer, ErrorBuffer, PjrtError
 from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import cell_of, contiguous_strides, storage_order, wrap
 from emutpu.backend.views import View, covering_layout
@@ -49,8 +49,8 @@ def _host_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tenso
     return tensor if array.dtype.isbuiltin == 1 else tensor.view(dtype)
 
 
-def _dense(tensor: torch.Tensor) -> tuple[Buffer, Cell]:
-    """The tensor's own value as a buffer of its shape; a view that is not the whole cell is launched as a read."""
+def _dense(tensor: torch.Tensor, reason: str) -> tuple[Buffer, Cell]:
+    """The tensor's own value as a buffer of its elements; a view that is not the whole cell is launched as a read."""
     cell = cell_of(tensor)
     if cell is None:
         raise device_mismatch("aten._copy_from", "self", tensor)
@@ -58,8 +58,8 @@ def _dense(tensor: torch.Tensor) -> tuple[Buffer, Cell]:
     plain = (
         tensor.storage_offset() == 0
         and tensor.dtype == layout.dtype
-        and tuple(tensor.shape) == layout.dims
-        and tensor.stride() == contiguous_strides(layout.dims)
+        and tensor.numel() == layout.numel
+        and tensor.is_contiguous()
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
@@ -67,25 +67,25 @@ def _dense(tensor: torch.Tensor) -> tuple[Buffer, Cell]:
         dense = torch.ops.aten.clone(tensor.resolve_conj().resolve_neg(), memory_format=torch.contiguous_format)
         cell = cell_of(dense)
         assert cell is not None
-    return ready(cell, ".cpu()"), cell
+    return ready(cell, reason), cell
 
 
-def _read(tensor: torch.Tensor, trigger: str) -> np.ndarray[Any, Any]:
+def _read(tensor: torch.Tensor, trigger: str, reason: str = ".cpu()") -> np.ndarray[Any, Any]:
     """The tensor's value on the host, read-only, without a copy of its own. Raises the failure of earlier work."""
     if tensor.numel() == 0:
         return np.empty(tuple(tensor.shape), numpy_dtype(tensor.dtype))
-    value, cell = _dense(tensor)
+    value, cell = _dense(tensor, reason)
     try:
         return runtime().client.to_host(value).reshape(tuple(tensor.shape))
     except PjrtError as error:
-        raise read_failure(error, trigger, cell.origin) from error
+        raise read_failure(error, trigger, cell.origin, value) from error
 
 
-def local_scalar(tensor: torch.Tensor) -> Any:
-    """``item()``."""
+def local_scalar(tensor: torch.Tensor, reason: str = ".cpu()") -> Any:
+    """``item()``; ``reason`` is what DeferAndFuse notes of it."""
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
-    array = _read(tensor, "local_scalar_dense")
+    array = _read(tensor, "local_scalar_dense", reason)
     if array.dtype.isbuiltin != 1:
         return float(array.reshape(()))
     return array.item()
@@ -130,15 +130,21 @@ _LARGE = 4 << 20
 _XLA_ALIGNMENT = 64
 
 
-def _to_buffer(array: np.ndarray[Any, Any], *, temporary: bool) -> Buffer:
-    """One copy to the device; none for memory that nobody else can reach."""
-    if not temporary and array.nbytes >= _LARGE:
+def _to_buffer(array: np.ndarray[Any, Any], *, temporary: bool, reserved: int = 0) -> Buffer:
+    """One copy to the device; none for memory that nobody else can reach. ``reserved`` bytes of HBM are there already."""
+    client, meter = runtime().client, runtime().meter
+    full = meter.admit(MEMORY.tiled(array.shape, array.itemsize), "aten._copy_from.default", reserved)
+    if full is not None:
+        full.origin = ("aten._copy_from.default", *capture())
+        return ErrorBuffer(Aval(array.shape, array.dtype), full)
+    meter.transfer(array.nbytes, to_device=True)
+    if not temporary and array.nbytes >= _LARGE and client.computes:
         memory = np.empty(array.nbytes + _XLA_ALIGNMENT, np.uint8)
         start = -memory.__array_interface__["data"][0] % _XLA_ALIGNMENT
         staged = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
         np.copyto(staged, array)
         array, temporary = staged, True
-    return runtime().client.from_host(array, zero_copy=temporary)
+    return client.from_host(array, zero_copy=temporary)
 
 
 def large_to_host(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
@@ -165,7 +171,8 @@ def _host_to_device(source: torch.Tensor, target: torch.Tensor) -> None:
     if not host.is_contiguous():
         host = host.contiguous()
     temporary = host.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
-    value = _to_buffer(host_array(host).reshape(covering.dims), temporary=temporary)
+    reserved = cell.held if cell.value is None else 0
+    value = _to_buffer(host_array(host).reshape(covering.dims), temporary=temporary, reserved=reserved)
     cell.write(value, covering, ("aten._copy_from.default", *capture()))
 
 
@@ -199,7 +206,7 @@ def write_out(op: str, name: str, target: torch.Tensor, value: torch.Tensor) -> 
     if target.dtype == value.dtype and target.stride() == value.stride() and not target.storage_offset():
         cell = cell_of(target)
         if cell is not None and cell.nbytes == given.nbytes and given.value is not None:
-            cell.value, cell.layout, cell.origin = given.value, given.layout, given.origin
+            cell.write(given.value, given.layout, given.origin or ("aten.copy_.default", *capture()))
             return
     target.copy_(value)
 

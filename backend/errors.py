@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import types
+from typing import TYPE_CHECKING
 
 import torch
 
 from emutpu.backend.location import Origin, capture, locate
 from emutpu.backend.pjrt import InvalidArgument, OutOfRange, PjrtError, ResourceExhausted, Unimplemented
+
+if TYPE_CHECKING:
+    from emutpu.backend.pjrt import Buffer
 
 __all__ = [
     "describe",
@@ -89,19 +93,22 @@ def region_failure(error: PjrtError, origin: Origin, trigger: Origin) -> Excepti
     return made
 
 
-def read_failure(error: PjrtError, trigger: str, origin: Origin | None) -> Exception:
-    """A failure of asynchronous work, at the read that met it: names the op that failed and the read."""
+def read_failure(error: PjrtError, trigger: str, origin: Origin | None, value: Buffer | None = None) -> Exception:
+    """A failure of asynchronous work, at the read of ``value`` that met it: names the op that failed and the read."""
+    if isinstance(error, Unimplemented) and error.op is None:  # no launch failed: the client has nothing to give
+        refused = NotImplementedError(f"{trigger}(): {error.message}\n  read at {user_line()}")
+        refused.__cause__ = error
+        return refused
     issued = error.origin if isinstance(error.origin, tuple) else origin
     if issued is None:
         blame = "  the op that failed is not known"
     else:
         name, code, offset = issued
         blame = f"  {name} issued at {describe(code, offset)}"
-    kind = (
-        "the TPU ran out of memory while awaiting the materialization"
-        if isinstance(error, ResourceExhausted)
-        else "materialization failed with"
-    )
+    kind = "materialization failed with"
+    if isinstance(error, ResourceExhausted):
+        of = f" of value {value.dtype.name}[{', '.join(map(str, value.shape))}]" if value is not None else ""
+        kind = f"the TPU ran out of memory while awaiting the materialization{of}"
     made = _exception_type(error)(
         f"{trigger}(): {kind}: {error.message}\n{blame}\n  read at {user_line()}\n"
         "  to stop at the failing op itself, run with TORCH_TPU_LAUNCH_BLOCKING=1"

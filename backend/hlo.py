@@ -81,19 +81,21 @@ class Builder:
         else:
             self._location = _line(location.file, location.line)
 
-    def finish(self, results: Sequence[Value]) -> bytes:
-        """End the module and give its bytecode."""
+    def finish(self, results: Sequence[Value], reused: Sequence[int] = ()) -> bytes:
+        """End the module and give its bytecode; ``reused`` are the results that replace a tensor in its own memory."""
         ir.Operation.create("func.return", operands=[r.ir for r in results], loc=self._location, ip=self._insertion)
         attributes = self._main.attributes
         function_type = ir.FunctionType.get(self._types, [r.ir.type for r in results], context())
         attributes["function_type"] = ir.TypeAttr.get(function_type, context())
         attributes["arg_attrs"] = ir.ArrayAttr.get(self._argument_attributes, context())
         attributes["sym_visibility"] = _string("public")
+        if reused:
+            self._module.operation.attributes["emutpu.reused"] = int_array(reused)
         return _bytecode(self._module)
 
-    def text(self) -> str:
-        """The module as text, for messages and dumps."""
-        return str(self._module)
+    def text(self, *, locations: bool = False) -> str:
+        """The module as text, for messages and dumps; with the users' lines on request."""
+        return str(self._module.operation.get_asm(enable_debug_info=True)) if locations else str(self._module)
 
     # Emission --------------------------------------------------------------------------------------------
 

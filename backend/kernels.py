@@ -39,6 +39,8 @@ __all__ = ["Kernel", "forget_entries", "launch_count", "op_counts", "out_kernel"
 _SCALAR_DTYPES = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex64}
 _SCALAR_LIMIT = 4096
 _NUMBERS = frozenset(_SCALAR_DTYPES)
+_WHOLE = frozenset({bool, int})
+_EXACT = 1 << 53
 
 
 class _Scalars:
@@ -72,6 +74,11 @@ class _Scalars:
         """Forget all, and give them."""
         taken, self._buffers = self._buffers, {}
         return taken
+
+
+def _as_float(value: int) -> float:
+    """The same number as a float, where there is one."""
+    return float(value) if -_EXACT <= value <= _EXACT else value
 
 
 _runtime = runtime()
@@ -226,6 +233,7 @@ class Kernel:
             "capture": capture,
             "donating": _donating,
             "draw": draw,
+            "exact": _as_float,
             "entries": self.entries,
             "fill": operand,
             "foreign": _foreign,
@@ -243,6 +251,7 @@ class Kernel:
             "storage": torch.Tensor.untyped_storage,
             "target": _target,
             "unready": frozenset({type(None), Pending}),
+            "whole": _WHOLE,
             "wrap": wrap,
             **{f"default_{a.name}": a.default_value for a in self.op._schema.arguments if a.has_default_value()},
         }
@@ -273,7 +282,7 @@ class _Source:
         self.keys: list[str] = []
         kinds = [argument_kind(a, signature.row) for a in signature.schema.arguments]
         # With nothing but required tensors the list of values is a display, not a series of appends.
-        self.display = all(k in ("tensor", "static") for k in kinds) and not signature.targets
+        self.display = all(k in ("tensor", "static", "shape") for k in kinds) and not signature.targets
         self.values: list[str] = []
 
     def text(self) -> str:
@@ -351,6 +360,8 @@ class _Source:
         elif kind == "scalars":
             self._add(1, f"for s in {name}: a.append(scalar_value(s))")
             self.keys.append(f"tuple([s.__class__ for s in {name}])")
+        elif kind == "shape":
+            self.keys.append(f"{name}.shape, {name}.stride(), {name}.dtype")
         elif kind == "static":
             if "List" in str(argument.type):
                 self.keys.append(f"(tuple({name}) if {name}.__class__ is list else {name})")
@@ -395,7 +406,8 @@ class _Source:
         unready = "in unready" if self.signature.row.reads else "is pending"
         self._add(depth, f"if v_{x}.__class__ {unready}: v_{x} = fill(c_{x})")
         # References: the cell, this frame's local, the argument of getrefcount itself.
-        self._add(depth, f"if getrefcount(v_{x}) != 3: d = False")
+        unwritten = "" if self.signature.row.reads else f"v_{x} is not None and "
+        self._add(depth, f"if {unwritten}getrefcount(v_{x}) != 3: d = False")
         self._lies(depth, x)
         if self.signature.row.reads:
             self._add(depth, f"a.append(v_{x})")
@@ -428,12 +440,23 @@ class _Source:
         """A Scalar: its type is keyed, its value is a device input, unless it is the schema's default."""
         x, local = argument.name, _local_name(argument)
         default = argument.default_value if argument.has_default_value() else None
+        typed = self.signature.row.typed
+        if typed is not None and typed[0] == x:
+            self._add(1, f"if {local}.__class__ in whole and {self._is_float(typed[1])}: {local} = exact({local})")
         absent = f"{local} is None" if default is None else f"{local} == default_{x}"
         self._add(1, f"if {absent}: k_{x} = None")
         self._add(1, "else:")
         self._add(2, f"k_{x} = {local}.__class__")
         self._add(2, f"a.append(scalar_value({local}))")
         self.keys.append(f"k_{x}")
+
+    def _is_float(self, name: str) -> str:
+        """The condition that an argument is a floating-point tensor or dtype."""
+        argument = next(a for a in self.signature.schema.arguments if a.name == name)
+        local = _local_name(argument)
+        if argument_kind(argument).startswith("tensor"):
+            return f"{local}.is_floating_point()"
+        return f"{local} is not None and {local}.is_floating_point"
 
     def _shared_values(self) -> None:
         """A written value passed twice (``x.mul_(x)``, views of one storage) must not be donated."""
@@ -502,13 +525,14 @@ class _Source:
     def _write_back(self, x: str) -> None:
         kind = argument_kind(next(a for a in self.signature.schema.arguments if a.name == x))
         if kind == "tensors":
-            self._add(1, f"for c in c_{x}: c.value = next(n); c.layout = next(l); c.origin = g")
+            self._add(1, f"for c in c_{x}: c.write(next(n), next(l), g)")
             return
         depth = 1
         if kind == "tensor?":
             self._add(1, f"if {x} is not None:")
             depth = 2
-        self._add(depth, f"c_{x}.value = next(n); c_{x}.layout = next(l); c_{x}.origin = g")
+        self._add(depth, f"c_{x}.value = next(n); c_{x}.layout = y = next(l); c_{x}.origin = g")
+        self._add(depth, f"if y.held != c_{x}.held or c_{x}.value.__class__ is ErrorBuffer: c_{x}.recount()")
 
 
 def out_kernel(functional: torch._ops.OpOverload[..., Any], out: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:

@@ -59,21 +59,22 @@ class Key:
         return cls(fingerprint(shapeless), fingerprint(dimensions), fingerprint(third))
 
 
-def binary_fingerprint(client: str, versions: Versions, torch: str) -> str:
+def binary_fingerprint(client: str, versions: Versions, torch: str, sources: str) -> str:
     """Sixteen digits for all that decides native code beside a logical key.
 
     ``client`` is :meth:`Client.fingerprint` (jaxlib, XLA flags, CPU), ``torch`` the version whose meta kernels decided
-    the shapes of results. Our own sources are in it: an entry made by another lowering must not be found.
+    the shapes of results, ``sources`` our own (:func:`source_fingerprint`): an entry made by another lowering must not
+    be found.
     """
-    return fingerprint("\n".join((client, versions.canonical(), f"torch {torch}", source_fingerprint())))
+    return fingerprint("\n".join((client, versions.canonical(), f"torch {torch}", sources)))
 
 
 @functools.cache
-def source_fingerprint() -> str:
-    """Sixteen digits for the sources that turn a key into a module (this package; 6 ms, once per process)."""
+def source_fingerprint(*folders: Path) -> str:
+    """Sixteen digits for the Python sources below ``folders``, which turn a key into code (10 ms, once per process)."""
     digest = hashlib.sha256()
-    root = Path(__file__).resolve().parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode())
-        digest.update(path.read_bytes())
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(str(path.relative_to(folder)).encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:_DIGITS]

@@ -27,7 +27,7 @@ def _synchronize(index: int) -> None:
 
 
 def _memory_stats(index: int) -> dict[str, Any]:
-    """Nested as the allocators of other devices give it; bytes of live storages, dense."""
+    """Nested as the allocators of other devices give it: bytes of HBM of live storages, tiles filled up."""
     check_index(index)
     used = {"all": {"current": MEMORY.live, "peak": MEMORY.peak}}
     return {"active_bytes": used, "allocated_bytes": used, "reserved_bytes": used}
@@ -36,6 +36,7 @@ def _memory_stats(index: int) -> dict[str, Any]:
 def _reset_peak(index: int) -> None:
     check_index(index)
     MEMORY.peak = MEMORY.live
+    runtime().meter.refresh()
 
 
 def _reset_accumulated(index: int) -> None:

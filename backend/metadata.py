@@ -1,7 +1,7 @@
-"""Kernels that move no data: factories without values, views, ``set_``, ``resize_``.
+"""Kernels that move no data: factories, views, ``set_``, ``resize_``.
 
 They are registered when the backend is activated, before jax or the lowerings are loaded: none of them launches anything
-(``resize_`` of a written tensor excepted).
+(factories of constants, which load them, and ``resize_`` of a written tensor excepted).
 """
 
 from __future__ import annotations
@@ -69,6 +69,18 @@ def _check_factory(op: str, layout: torch.layout | None, device: torch.device | 
             f"{op}(): expected device index 0, got {device.index}: one process owns one TPU device "
             "(use device='tpu'; several devices take one process each)"
         )
+
+
+def _constant(name: str) -> Callable[..., Any]:
+    """A factory with a lowering. PyTorch would compose it, and the first op of a program would be another than the second."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        from emutpu.backend.registration import kernel as generated
+
+        _check_factory(name, kwargs.get("layout"), kwargs.get("device"), kwargs.get("pin_memory"))
+        return generated(name).function(*args, **kwargs)
+
+    return kernel
 
 
 def _metadata_kernel(name: str) -> Callable[..., Any]:
@@ -194,6 +206,7 @@ def _has_compatible_shallow_copy_type(self: torch.Tensor, from_: torch.Tensor) -
 KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": _empty_memory_format,
     "empty_strided": _empty_strided,
+    **{name: _constant(name) for name in ("full", "ones", "ones_like", "zeros", "zeros_like")},
     "view": _metadata_kernel("view"),
     "as_strided": _metadata_kernel("as_strided"),
     "_reshape_alias": _metadata_kernel("_reshape_alias"),

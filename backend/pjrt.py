@@ -12,6 +12,8 @@ Conventions of a canonical module
     * ``dot_general`` and ``convolution`` on f32 carry ``precision_config``: the client owes 1, 3 or 6 bf16 passes for
       ``DEFAULT``, ``HIGH``, ``HIGHEST``;
     * an argument with the attribute ``jax.buffer_donor = true`` is donated: unusable after the launch, on every client;
+    * the module's attribute ``emutpu.reused`` (``array<i64: …>``) lists the results that the emulated device would put
+      in the memory of the tensor they replace: fewer than are donated, and they count no memory of their own;
     * collectives are StableHLO collectives over ``replica_groups``; a client that is not the whole slice needs a
       :class:`Transport` to run them.
 """
@@ -272,12 +274,20 @@ class ExecutableMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelledCost:
-    """What the emulated chip would spend on one launch. Modelled, never measured; ``error_bar`` is relative."""
+    """What the emulated chip would spend on one launch. Modelled, never measured.
+
+    ``error_bar`` is relative: the truth is expected between ``seconds / (1 + error_bar)`` and ``seconds * (1 + error_bar)``.
+    ``bound`` names the unit that takes longest, ``units`` the seconds of each (they overlap), ``assumptions`` what was
+    assumed where the model knows no better.
+    """
 
     seconds: float
     flops: float
     hbm_bytes: float
     error_bar: float
+    bound: str = ""
+    units: tuple[tuple[str, float], ...] = ()
+    assumptions: tuple[str, ...] = ()
 
 
 class Executable(Protocol):

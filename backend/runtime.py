@@ -15,6 +15,7 @@ from emutpu.backend.cache import CompileCache
 from emutpu.backend.cell import MEMORY
 from emutpu.backend.keys import Key, Versions
 from emutpu.backend.location import capture, locate
+from emutpu.backend.metering import DEFAULT_ISSUE, Meter, MeteringClient
 from emutpu.backend.options import LOCAL, EagerMode
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ class Configuration:
 
     ``versions`` are those of the emulated TorchTPU, in every key; ``compile_threads`` the size of the compile pool, None
     for TorchTPU's own; ``make_tiers`` gives the tiers of the compile cache below the process, for a client.
+
+    ``tiled`` gives the bytes of HBM of an array by shape and element size; ``hbm_limit`` is None where memory is
+    unlimited; ``host_issue`` is the host's time per launch in picoseconds, None to measure it.
     """
 
     make_client: Callable[[], Client]
@@ -50,6 +54,9 @@ class Configuration:
     make_tiers: Callable[[Client], LowerTiers | None] | None = None
     repeats: str = "safe"
     quirks: str | None = None
+    tiled: Callable[[tuple[int, ...], int], int] | None = None
+    hbm_limit: int | None = None
+    host_issue: int | None = DEFAULT_ISSUE
 
 
 class Runtime:
@@ -62,6 +69,7 @@ class Runtime:
         self.fallbacks: Counter[tuple[str, str]] = Counter()
         self.allow_fallback = False
         self.donating = True
+        self.meter = Meter()
         self.region_launches = 0
         self._client: Client | None = None
         self._pid = os.getpid()
@@ -100,7 +108,7 @@ class Runtime:
                     raise RuntimeError("emutpu is not active in this process; emutpu doctor tells why")
                 self.configuration.banner()
                 self._pid = os.getpid()
-                self._client = self.configuration.make_client()
+                self._client = MeteringClient(self.configuration.make_client(), self.meter)
                 os.register_at_fork(after_in_child=self._after_fork)
             return self._client
 
@@ -127,6 +135,11 @@ class Runtime:
         self.configuration = configuration
         self.allow_fallback = configuration.allow_fallback
         self.donating = configuration.donate
+        if configuration.tiled is not None:
+            MEMORY.tiled = configuration.tiled
+        MEMORY.limit = configuration.hbm_limit
+        self.meter.issue = configuration.host_issue
+        self.meter.refresh()
         self.cache = CompileCache(self._make_tiers, configuration.compile_threads)
         atexit.register(self._shut_down, os.getpid())
 
@@ -140,6 +153,8 @@ class Runtime:
 
     def replace_client(self, client: Client) -> Client | None:
         """Put another client beneath (fault injection, adversaries); gives the old one. Executables are forgotten."""
+        if self._client is not None:
+            self.materialize("synchronize()")
         with self._lock:
             old = self._client
             self._pid = os.getpid()
@@ -175,7 +190,12 @@ class Runtime:
 
     @property
     def hbm_bytes(self) -> int:
-        """Memory of the emulated device in bytes."""
+        """Memory of the emulated device in bytes: the chip's, or the limit that was set instead."""
+        if MEMORY.limit is not None:
+            return MEMORY.limit
+        return self._chip_bytes()
+
+    def _chip_bytes(self) -> int:
         total = self.client.topology.attributes["hbm_bytes_per_device"]
         assert isinstance(total, int)
         return total
@@ -189,7 +209,9 @@ class Runtime:
 
     def statistics(self) -> Statistics:
         """A snapshot of the counters."""
+        from emutpu.backend.deferred.log import LOG
         from emutpu.backend.kernels import launch_count, op_counts
+        from emutpu.backend.modelled import memory_statistics, modelled_statistics
         from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
 
         ops = op_counts()
@@ -204,6 +226,9 @@ class Runtime:
             live_buffers=MEMORY.buffers,
             live_hbm_bytes=MEMORY.live,
             peak_hbm_bytes=MEMORY.peak,
+            modelled=modelled_statistics(self.meter),
+            memory=memory_statistics(self.meter, self._chip_bytes()),
+            regions=LOG.statistics(),
         )
 
 

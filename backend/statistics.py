@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["CompileStatistics", "FallbackRecord", "Statistics", "TierStatistics"]
+__all__ = [
+    "CompileStatistics",
+    "FallbackRecord",
+    "MemoryStatistics",
+    "ModelledStatistics",
+    "RegionStatistics",
+    "Statistics",
+    "TierStatistics",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +49,16 @@ class CompileStatistics:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class RegionStatistics:
+    """Launches of regions for one reason: how many, the ops in them, and how many had not to be compiled."""
+
+    reason: str
+    count: int
+    ops: int
+    hits: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FallbackRecord:
     """An op that ran on the CPU because a fallback was allowed. ``location`` is ``file:line`` of the user's call."""
 
@@ -50,8 +68,54 @@ class FallbackRecord:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ModelledStatistics:
+    """Modelled time and work so far; nothing here is measured, except ``host_seconds`` where issuing is.
+
+    ``seconds`` is when the device has done all that was issued, of which it was busy ``device_seconds``;
+    ``host_issue`` is the modelled host time per launch, None where it is measured. ``steps`` are optimizer steps issued,
+    ``step_seconds`` the median time between two. ``mfu`` counts every FLOP of the executables (recomputation and the
+    masked half of causal attention included) against the bf16 peak over ``seconds``, ``step_mfu`` over the steps;
+    ``hbm_use`` is HBM traffic against its bandwidth. ``error_bar`` is relative, weighted by time. ``top`` are (name,
+    launches, seconds), ``unmodelled`` counts launches without a cost, ``assumptions`` what the model assumed.
+    """
+
+    seconds: float
+    device_seconds: float
+    host_seconds: float
+    host_issue: float | None
+    launches: int
+    flops: float
+    hbm_bytes: float
+    transfer_bytes: int
+    steps: int
+    step_seconds: float | None
+    mfu: float | None
+    step_mfu: float | None
+    hbm_use: float | None
+    error_bar: float | None
+    bound: dict[str, float]
+    top: tuple[tuple[str, int, float], ...]
+    unmodelled: dict[str, int]
+    assumptions: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryStatistics:
+    """Who held HBM near its peak. ``limit_bytes`` is None where unlimited; ``missing_bytes`` is what the peak exceeds the
+    chip's memory by. ``holders`` are (bytes, dense bytes, shape, dtype, op, line), largest first.
+    """
+
+    limit_bytes: int | None
+    chip_bytes: int
+    missing_bytes: int
+    peak_op: str | None
+    peak_line: str | None
+    holders: tuple[tuple[int, int, tuple[int, ...], str, str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Statistics:
-    """A snapshot. ``ops`` counts launches by overload name (``aten.add.Tensor``); bytes are device memory."""
+    """A snapshot. ``ops`` counts ops by overload name (``aten.add.Tensor``), launched or recorded; bytes are device memory."""
 
     ops: dict[str, int]
     compiles: CompileStatistics
@@ -59,3 +123,6 @@ class Statistics:
     live_buffers: int
     live_hbm_bytes: int
     peak_hbm_bytes: int
+    modelled: ModelledStatistics | None = None
+    memory: MemoryStatistics | None = None
+    regions: tuple[RegionStatistics, ...] = ()

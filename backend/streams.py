@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import itertools
 import threading
-import time
 import types
 import warnings
 from typing import Any, Self
@@ -131,7 +130,7 @@ class TpuStream(torch.Stream):
 
 
 class TpuEvent(torch.Event):
-    """A fence over the work enqueued before ``record``; times are the host's."""
+    """A fence over the work enqueued before ``record``; times are the modelled device's, never this host's."""
 
     def __new__(
         cls,
@@ -150,17 +149,14 @@ class TpuEvent(torch.Event):
         return made
 
     _timed: bool
-    _recorded: float | None
+    _recorded: int | None
 
     def record(self, stream: torch.Stream | None = None) -> TpuEvent:  # type: ignore[override]  # returns itself
-        """Note the time, once all work enqueued so far is done where timing is asked for. Returns the event."""
+        """Note when all work enqueued so far will be done on the modelled device. Waits for nothing; returns the event."""
         if stream is not None and not isinstance(stream, torch.Stream):
             raise TypeError(f"expected torch.Stream, but got {type(stream).__name__}")
-        if self._timed:
-            runtime().synchronize()
-        else:
-            runtime().materialize("synchronize()")
-        self._recorded = time.perf_counter()
+        runtime().materialize("synchronize()")
+        self._recorded = runtime().meter.now()
         return self
 
     def wait(self, stream: torch.Stream | None = None) -> None:
@@ -174,12 +170,12 @@ class TpuEvent(torch.Event):
             runtime().synchronize()
 
     def elapsed_time(self, end_event: TpuEvent) -> float:  # type: ignore[override]  # events of this device
-        """Milliseconds of host time between the two records. Raises ValueError for events without timing."""
+        """Milliseconds of modelled time between the two records. Raises ValueError for events without timing."""
         if not (self._timed and end_event._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded is None or end_event._recorded is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        return (end_event._recorded - self._recorded) * 1e3
+        return (end_event._recorded - self._recorded) / 1e9
 
     def ipc_handle(self) -> bytes:
         raise NotImplementedError(_UNFINISHED)

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from emutpu.backend import views
 from emutpu.backend.cell import Layout, layout_of
+from emutpu.backend.deferred.names import READ, WRITE, display
 from emutpu.backend.dtypes import check_supported, dtype_name, scalar_type, torch_dtype
 from emutpu.backend.errors import describe, launch_failure, op_label
 from emutpu.backend.hlo import Builder, Value
@@ -20,7 +21,7 @@ from emutpu.backend.lowering._registry import Context, Lowering, OutputSpec
 from emutpu.backend.options import EagerMode, Options
 from emutpu.backend.pjrt import Buffer, Executable, PjrtError
 from emutpu.backend.runtime import runtime
-from emutpu.backend.storage import physical_dims, span, storage_order
+from emutpu.backend.storage import contiguous_strides, physical_dims, span, storage_order
 from emutpu.backend.views import View
 
 __all__ = ["Entry", "OpModule", "Signature", "argument_kind", "miss"]
@@ -42,6 +43,7 @@ _KINDS = {
 }
 
 
+_COPIES = frozenset({"aten.copy_.default", "aten.clone.default", "aten._to_copy.default"})
 # Typed Tensor, but autograd passes what the forward pass did not have.
 _MAY_BE_UNDEFINED = frozenset({"attn_bias", "cum_seq_q", "cum_seq_k"})
 
@@ -51,6 +53,8 @@ def argument_kind(argument: Any, row: Lowering | None = None) -> str:
     kind = _KINDS.get(str(argument.type), "static")
     if kind == "tensor" and argument.name in _MAY_BE_UNDEFINED:
         return "tensor?"
+    if row is not None and argument.name in row.shapes:
+        return "shape"
     if row is not None and argument.name in row.dynamic:
         return "scalar"
     return "static" if row is not None and argument.name in row.static and kind.startswith("scalar") else kind
@@ -177,6 +181,7 @@ def _launcher(executable: Executable, options: Options) -> Launch:
         results = execute(arguments)
         for result in results:
             result.block_until_ready()
+        runtime().meter.wait()
         return results
 
     return blocking
@@ -195,6 +200,17 @@ class _Tensor:
     def foreign(self) -> bool:
         return self.cell is None
 
+    @property
+    def whole(self) -> bool:
+        """Contiguous over its whole storage: the device reuses the memory of such a target, and of no other."""
+        view = self.view
+        return (
+            view.offset == 0
+            and view.dtype == self.layout.dtype
+            and view.numel == self.layout.numel
+            and view.stride == contiguous_strides(view.size)
+        )
+
 
 class OpModule:
     """One op with everything that its arguments decide: specs, key, and its StableHLO. Holds no tensor of the device."""
@@ -205,10 +221,13 @@ class OpModule:
         self.donate = donate
         self.tensors: dict[str, Any] = {}
         for argument in signature.schema.arguments:
-            if argument_kind(argument).startswith("tensor"):
+            if argument_kind(argument, signature.row).startswith("tensor"):
                 self.tensors[argument.name] = _describe(signature.name, values[argument.name])
         self.meta = {name: _to_meta(value) for name, value in values.items()}
-        self.values: dict[str, Any] = {name: None if name in self.tensors else value for name, value in values.items()}
+        self.values: dict[str, Any] = {
+            name: None if name in self.tensors or isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
         self.numbers: tuple[int, ...] = ()
         self.outputs = self._output_specs()
         self._check_targets()
@@ -233,7 +252,8 @@ class OpModule:
         self.numbers = tuple(int(results[i]) for i in signature.numbers)
         if not signature.fresh_list:
             results = [results[i] for i in signature.fresh]
-        return tuple(None if t is None else OutputSpec(tuple(t.shape), t.stride(), t.dtype) for t in results)
+        room = signature.row.room(self.meta) if signature.row.room else 0
+        return tuple(None if t is None else OutputSpec(tuple(t.shape), t.stride(), t.dtype, room) for t in results)
 
     def _run_meta(self) -> Any:
         """PyTorch's own meta kernel: sizes, strides, dtypes, and the error for wrong arguments."""
@@ -297,7 +317,7 @@ class OpModule:
             if spec is None:
                 made.append(None)
                 continue
-            nbytes = span(spec.size, spec.stride) * spec.dtype.itemsize
+            nbytes = max(span(spec.size, spec.stride), spec.room) * spec.dtype.itemsize
             made.append((layout_of(_dense_dims(spec), spec.dtype), nbytes, spec.dtype, spec.size, spec.stride))
         return made
 
@@ -339,6 +359,10 @@ class OpModule:
             elif kind.startswith("scalar"):
                 default = argument.has_default_value() and value == argument.default_value
                 shapeless.append(f"{argument.name}:{'default' if default else type(value).__name__}")
+            elif kind == "shape":
+                like = self.meta[argument.name]
+                shapeless.append(f"{argument.name}:{dtype_name(like.dtype)}")
+                dimensions.append(str((tuple(like.shape), like.stride())))
             elif kind == "static":
                 shapeless.append(f"{argument.name}={value}")
         shared = self._shared_cells()
@@ -346,10 +370,40 @@ class OpModule:
             shapeless.append(f"shared={shared}")
         return ";".join(shapeless), ";".join(dimensions)
 
+    def parts(self) -> tuple[str, ...]:
+        """The op as the device's graphs show it: reads of views, the op, writes into views."""
+        signature = self.signature
+        reads = [
+            READ
+            for name, described in self.tensors.items()
+            if name not in signature.targets or signature.row.reads
+            for tensor in _as_list(described)
+            if tensor is not None and not tensor.foreign and not self._plain(name, tensor)
+        ]
+        writes = [WRITE for t in self._target_tensors() if views.covering_layout(t.view, t.nbytes) is None]
+        main = [display(signature.name)]
+        if signature.name in _COPIES and (reads or writes) and len({t.view.dtype for t in self._flat()}) == 1:
+            main = []  # the value itself, seen through views
+        room = ["empty", WRITE] if any(spec is not None and spec.room for spec in self.outputs) else []
+        return (*reads, *main, *room, *writes)
+
+    def _plain(self, name: str, tensor: _Tensor) -> bool:
+        view = tensor.view
+        if name == "indices" and view.offset == 0 and view.numel == tensor.layout.numel:
+            return _contiguous(view)  # a mask's positions, which the device's kernel finds itself
+        spread = self.signature.name == "aten.copy_.default" and view.size != self._target_tensors()[0].view.size
+        whole = view.offset == 0 and view.size == tensor.layout.dims and view.dtype == tensor.layout.dtype
+        return whole and not spread and _contiguous(view)
+
+    def _flat(self) -> list[_Tensor]:
+        found = [t for described in self.tensors.values() for t in _as_list(described) if t is not None]
+        fresh = [spec.dtype for spec in self.outputs if spec is not None]
+        return found + [_Tensor(View((), (), 0, dtype), layout_of((), dtype), dtype.itemsize) for dtype in fresh]
+
     def repeat_text(self) -> str:
-        """The sizes of the tensors: with the shapeless key, what the repeated-op rule takes for the same op."""
+        """The sizes of operands and results: with the shapeless key, what the repeated-op rule takes for the same op."""
         flat = [t for described in self.tensors.values() for t in _as_list(described)]
-        return str([t and t.view.size for t in flat])
+        return str([t and t.view.size for t in flat] + self.result_shapes())
 
     @staticmethod
     def _absent(argument: Any, value: Any) -> bool:
@@ -366,7 +420,17 @@ class OpModule:
     def build(self) -> bytes:
         precision = self.options.precision
         builder = Builder(self.signature.name, None if precision is None else precision.name)  # type: ignore[arg-type]  # the enum's names
-        return builder.finish(self.emit(builder, builder.argument))
+        results = self.emit(builder, builder.argument)
+        return builder.finish(results, self._reused(len(results)))
+
+    def _reused(self, count: int) -> list[int]:
+        """Which of ``count`` results the device, too, puts where the tensor they replace was. The host donates more."""
+        targets = self._target_tensors()
+        shared = self._shared_cells()
+        if not self.donate or len(set(shared)) != len(shared):
+            return []
+        first = count - len(targets)
+        return [first + index for index, target in enumerate(targets) if target.whole]
 
     def emit(self, builder: Builder, take: Take) -> list[Value]:
         """Emit the op; gives its results in the dims their cells take.
@@ -440,6 +504,11 @@ class OpModule:
                 latest[tensor.cell] = views.write(base, layout, tensor.view, update, tensor.nbytes)
                 finished.append(latest[tensor.cell][0])
         return finished
+
+
+def _contiguous(view: View) -> bool:
+    expected = contiguous_strides(view.size)
+    return all(n == 1 or s == e for n, s, e in zip(view.size, view.stride, expected, strict=True))
 
 
 def _as_list(described: Any) -> list[Any]:
@@ -537,13 +606,15 @@ def _off_meta(value: Any) -> Any:
 
 
 def _dense_dims(spec: OutputSpec) -> tuple[int, ...]:
-    dims = physical_dims(spec.size, spec.stride)
+    dims = (spec.room,) if spec.room else physical_dims(spec.size, spec.stride)
     return dims if dims is not None else (span(spec.size, spec.stride),)
 
 
 def _in_storage_order(value: Value, spec: OutputSpec) -> Value:
     if value.numel == 0:
         return value.reshape(_dense_dims(spec))
+    if spec.room:
+        return value.reshape((value.numel,)).pad([0], [spec.room - value.numel])
     if physical_dims(spec.size, spec.stride) is None:
         if not value.numel:
             return value.reshape(_dense_dims(spec))

@@ -5,11 +5,13 @@ Imports neither jax nor Dynamo, and nothing heavy: the lowerings and the client 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
     from emutpu.backend.cache import LowerTiers
     from emutpu.backend.cache_setup import TierSettings
+    from emutpu.backend.keys import Versions
     from emutpu.backend.pjrt import Client, Topology
+    from emutpu.backend.runtime import Configuration
     from emutpu.simulator.topology import Slice
 
 __all__ = ["attached_tpus", "emulated_tree", "is_emulated", "load", "process_topology", "tier_settings"]
@@ -30,6 +34,7 @@ _GOOGLE = "0x1ae0"
 _ACCELERATOR_CLASS = "0x1200"
 _MARKER = "emutpu"
 _OLDEST_TORCH = (2, 13)
+_COMPILERS = ("backend", "simulator")
 
 
 class _State:
@@ -160,6 +165,12 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def _hbm_limit(settings: _settings.Settings, chip_bytes: int) -> int | None:
+    if settings.hbm == _settings.UNLIMITED:
+        return None
+    return chip_bytes if settings.hbm is None else int(settings.hbm)
+
+
 def _slice(settings: _settings.Settings) -> Slice:
     from emutpu.simulator.chips import chip
     from emutpu.simulator.topology import Slice, slice_named
@@ -220,50 +231,78 @@ def tier_settings(settings: _settings.Settings) -> TierSettings:
     )
 
 
-def _activate(settings: _settings.Settings) -> None:
-    from emutpu import _tpu
-    from emutpu.backend import options, registration
+def _watching(settings: _settings.Settings) -> Callable[[Client], Client]:
+    """What is put around the client for `emutpu regions` and `emutpu fuzz`: nothing for everybody else."""
+    if settings.regions is None and settings.fuzz is None:
+        return lambda client: client
+    from emutpu.backend.watch import watch
+
+    return watch(settings.regions, settings.fuzz, inputs=settings.regions_inputs)
+
+
+def _client(settings: _settings.Settings) -> Client:
+    from emutpu.simulator.clients import make_client
+
+    client = make_client(
+        settings.client, process_topology(settings), cpu_target=settings.cpu_target, seed=settings.dry_values
+    )
+    if settings.record_modules is not None:
+        from emutpu._modules import RecordingClient
+
+        return RecordingClient(client, settings.record_modules)
+    return client
+
+
+def _tiers(wanted: TierSettings, versions: Versions, client: Client) -> LowerTiers | None:
+    import torch
+
+    from emutpu.backend.cache_setup import make_tiers
+    from emutpu.backend.keys import binary_fingerprint, source_fingerprint
+
+    def binary() -> str:
+        folders = [Path(str(importlib.util.find_spec(f"emutpu.{name}").origin)).parent for name in _COMPILERS]  # type: ignore[union-attr]  # they are imported
+        return binary_fingerprint(client.fingerprint(), versions, str(torch.__version__), source_fingerprint(*folders))
+
+    return make_tiers(wanted, client, binary)
+
+
+def _configuration(settings: _settings.Settings) -> Configuration:
+    """What the backend is told. Raises SettingError for an illegal slice or an unusable secret."""
     from emutpu.backend.compile_pool import default_threads
     from emutpu.backend.keys import Versions
-    from emutpu.backend.runtime import Configuration, runtime
+    from emutpu.backend.runtime import Configuration
+    from emutpu.simulator.chips import chip
+    from emutpu.simulator.hbm import tiled_bytes
 
     if settings.topology is not None:
         _slice(settings)  # an illegal slice is a bad setting: say so now rather than at the first op
-
-    def make_client() -> Client:
-        from emutpu.simulator.clients import make_client
-
-        return make_client(settings.client, process_topology(settings), cpu_target=settings.cpu_target)
-
     versions = Versions(settings.binary_version, settings.pjrt_version)
     tiers = tier_settings(settings)
-
-    def make_tiers(client: Client) -> LowerTiers | None:
-        import torch
-
-        from emutpu.backend.cache_setup import make_tiers
-        from emutpu.backend.keys import binary_fingerprint
-
-        return make_tiers(tiers, client, lambda: binary_fingerprint(client.fingerprint(), versions, torch.__version__))
-
-    def banner() -> None:
-        _say(f"emutpu: emulated {settings.topology or settings.chip}, not hardware")
-
-    runtime().configure(
-        Configuration(
-            make_client=make_client,
-            chip=settings.chip,
-            banner=banner,
-            allow_fallback=settings.allow_fallback,
-            beyond=settings.beyond,
-            donate=not settings.disable_inplace_buffer_donation,
-            versions=versions,
-            compile_threads=settings.compile_threads or default_threads(settings.nproc),
-            make_tiers=make_tiers,
-            repeats=settings.detect_repeated_ops,
-            quirks=settings.quirks,
-        )
+    wrap = _watching(settings)
+    return Configuration(
+        make_client=lambda: wrap(_client(settings)),
+        chip=settings.chip,
+        banner=lambda: _say(f"emutpu: emulated {settings.topology or settings.chip}, not hardware"),
+        allow_fallback=settings.allow_fallback,
+        beyond=settings.beyond,
+        donate=not settings.disable_inplace_buffer_donation,
+        versions=versions,
+        compile_threads=settings.compile_threads or default_threads(settings.nproc),
+        make_tiers=lambda client: _tiers(tiers, versions, client),
+        repeats=settings.detect_repeated_ops,
+        quirks=settings.quirks,
+        tiled=tiled_bytes,
+        hbm_limit=_hbm_limit(settings, chip(settings.chip).hbm_bytes),
+        host_issue=None if settings.host_issue is None else round(settings.host_issue * 1e6),
     )
+
+
+def _activate(settings: _settings.Settings) -> None:
+    from emutpu import _tpu
+    from emutpu.backend import options, registration
+    from emutpu.backend.runtime import runtime
+
+    runtime().configure(_configuration(settings))
     mode = options.EagerMode.DEFER_NEVER
     if settings.launch_blocking:
         mode = options.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING
@@ -277,3 +316,33 @@ def _activate(settings: _settings.Settings) -> None:
         from emutpu._report import install_exit_report
 
         install_exit_report(settings.report.replace("{pid}", str(os.getpid())))
+    if settings.trace is not None:
+        _trace_until_exit(settings.trace, settings.chip)
+
+
+def _trace_until_exit(path: str, chip: str) -> None:
+    """Record every launch and write the trace at exit; ``{pid}`` stands for the process id. Forked children write none."""
+    from emutpu.backend.runtime import runtime
+    from emutpu.backend.tracing import Recorder
+
+    recorder = Recorder(runtime().meter)
+    runtime().meter.record(recorder)
+    owner = os.getpid()
+
+    def write() -> None:
+        if os.getpid() != owner or not runtime().initialized:
+            return
+        from emutpu.simulator import trace
+
+        rates = runtime().meter.rates
+        try:
+            written = trace.write(
+                path.replace("{pid}", str(owner)), recorder.launches(), recorder.steps(), chip, (rates.flops, rates.hbm)
+            )
+        except (OSError, ValueError) as error:
+            _say(f"emutpu: the trace was not written: {error}")
+        else:
+            left_out = f"; {recorder.dropped} later launches are left out" if recorder.dropped else ""
+            _say(f"emutpu: trace of the modelled device: {written}{left_out}")
+
+    atexit.register(write)

@@ -29,6 +29,7 @@ __all__ = [
     "cpu_backend",
     "deserialize",
     "device_list",
+    "from_portable_artifact",
     "func",
     "host_features",
     "ir",
@@ -36,10 +37,12 @@ __all__ = [
     "limit_cpu",
     "matrix_library",
     "module_text",
+    "portable_artifact",
     "put",
     "result_handler",
     "run_passes",
     "serialize",
+    "serialize_xspace",
     "shaped",
     "single_device_sharding",
     "stablehlo",
@@ -60,7 +63,7 @@ try:
     from jax.extend import backend as jax_backend
     from jaxlib import _jax, xla_client
     from jaxlib.mlir import ir, passmanager
-    from jaxlib.mlir.dialects import chlo, func, stablehlo
+    from jaxlib.mlir.dialects import chlo, func, sdy, stablehlo
 except ImportError as error:
     raise JaxNotFound(
         f"emutpu runs its programs with JAX, which cannot be imported here ({error}). "
@@ -73,7 +76,7 @@ except ImportError as error:
 
 @functools.cache
 def context() -> Any:
-    """The MLIR context of this process (making one costs up to 2 ms), with StableHLO, CHLO and func loaded."""
+    """The MLIR context of this process (making one costs up to 2 ms), with StableHLO, CHLO, Shardy and func loaded."""
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
     registry = ir.DialectRegistry()
@@ -83,6 +86,7 @@ def context() -> Any:
     made.load_all_available_dialects()
     stablehlo.register_dialect(made)
     chlo.register_dialect(made)
+    sdy.register_dialect(made)
     return made
 
 
@@ -94,6 +98,23 @@ def _register_passes() -> None:
 def module_text(bytecode: bytes) -> str:
     """MLIR text of a module's bytecode. Raises MLIRError."""
     return str(ir.Module.parse(bytecode, context=context()))
+
+
+def portable_artifact(bytecode: bytes, version: str | None = None) -> bytes:
+    """A module as StableHLO's portable artifact for consumers of ``version`` (the oldest supported one if None).
+
+    What only this release understands (CHLO) is rewritten first.
+    """
+    module = ir.Module.parse(bytecode, context())
+    run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
+    target = version or stablehlo.get_minimum_version()
+    artifact: bytes = stablehlo.serialize_portable_artifact_str(str(module), target)
+    return artifact
+
+
+def from_portable_artifact(artifact: bytes) -> str:
+    """The text of a portable artifact's module. Raises ValueError for something else."""
+    return str(ir.Module.parse(stablehlo.deserialize_portable_artifact_str(artifact), context()))
 
 
 def run_passes(module: Any, pipeline: str) -> None:
@@ -309,3 +330,11 @@ def limit_cpu(isa: str) -> frozenset[str]:
             del os.environ["XLA_FLAGS"]
         else:
             os.environ["XLA_FLAGS"] = before
+
+
+def serialize_xspace(text: str) -> bytes:
+    """The bytes of an XSpace (what XProf reads) from its text form; jaxlib has the protocol buffer built in."""
+    from jax.profiler import ProfileData
+
+    data: bytes = ProfileData.text_proto_to_serialized_xspace(text)
+    return data

@@ -38,10 +38,36 @@ Document = dict[str, Any]
 
 TIER_COUNTERS = ("hits", "misses", "writes", "rejected", "failed", "evicted", "seconds")
 
+_REGION_COUNTERS = ("count", "ops", "hits")
+
 ABSENT = {
-    "regions": "there are no regions: ops are dispatched one by one in this version",
-    "modelled": "this version has no cost model of the chip; wall_seconds is the host's time and predicts nothing",
+    "modelled.mfu_causal": "the model counts the FLOPs that run; `emutpu mfu` counts a configuration's, causal and full",
+    "modelled.ici_bytes": "one process drives one device, and no collective of it was modelled",
 }
+
+
+_MODELLED = (
+    "seconds",
+    "mfu",
+    "error_bar",
+    "mfu_causal",
+    "device_seconds",
+    "host_seconds",
+    "host_issue_seconds",
+    "launches",
+    "flops",
+    "hbm_bytes",
+    "hbm_use",
+    "ici_bytes",
+    "transfer_bytes",
+    "steps",
+    "step_seconds",
+    "step_mfu",
+    "bound",
+    "top",
+    "unmodelled",
+    "assumptions",
+)
 
 
 def installed_version(distribution: str) -> str | None:
@@ -68,7 +94,7 @@ def header(name: str, chip: str) -> Document:
 def empty_run(chip: str, reason: str) -> Document:
     """A run document whose measured fields are all null for ``reason``."""
     compiles = dict.fromkeys(("requests", "hits", "misses", "seconds", "by_tier"))
-    unknown = dict.fromkeys(("ops", "compiles", "fallbacks", "peak_hbm_bytes"), reason)
+    unknown = dict.fromkeys(("ops", "compiles", "regions", "fallbacks", "peak_hbm_bytes", "hbm", "modelled"), reason)
     return header("run", chip) | {
         "client": None,
         "mode": None,
@@ -78,7 +104,8 @@ def empty_run(chip: str, reason: str) -> Document:
         "regions": None,
         "fallbacks": None,
         "peak_hbm_bytes": None,
-        "modelled": {"seconds": None, "mfu": None, "error_bar": None},
+        "hbm": None,
+        "modelled": dict.fromkeys(_MODELLED),
         "wall_seconds": None,
         "exit_code": None,
         "signal": None,
@@ -105,13 +132,69 @@ def run_document(
         "mode": mode,
         "processes": 1,
         "ops": {"dispatched": sum(by_name.values()), "by_name": by_name},
+        "regions": _regions(
+            {row.reason: (row.count, row.ops, row.hits) for row in (statistics.regions if statistics else ())}
+        ),
         "fallbacks": [
             {"op": record.op, "count": record.count, "location": record.location}
             for record in (statistics.fallbacks if statistics else ())
         ],
         "peak_hbm_bytes": statistics.peak_hbm_bytes if statistics else 0,
-        "notes": ABSENT | ({} if statistics else {"client": "the device was never initialised"}),
+        "hbm": _memory(statistics),
+        "modelled": _modelled(statistics),
+        "notes": ABSENT | _gaps(statistics),
     }
+
+
+def _gaps(statistics: Statistics | None) -> dict[str, str]:
+    if statistics is None:
+        return {"client": "the device was never initialised", "modelled": "the device was never initialised"}
+    return {} if statistics.modelled is not None else {"modelled": "nobody kept the modelled device's time"}
+
+
+def _memory(statistics: Statistics | None) -> Document | None:
+    memory = statistics.memory if statistics else None
+    if memory is None:
+        return None
+    return {
+        "limit_bytes": memory.limit_bytes,
+        "chip_bytes": memory.chip_bytes,
+        "missing_bytes": memory.missing_bytes,
+        "peak_op": memory.peak_op,
+        "peak_line": memory.peak_line,
+        "largest": [
+            {"bytes": size, "dense_bytes": dense, "shape": list(shape), "dtype": dtype, "op": op, "line": line}
+            for size, dense, shape, dtype, op, line in memory.holders
+        ],
+    }
+
+
+def _modelled(statistics: Statistics | None) -> Document:
+    known = statistics.modelled if statistics else None
+    values: Document = dict.fromkeys(_MODELLED)
+    if known is None:
+        return values
+    values |= {name: getattr(known, name) for name in _MODELLED if hasattr(known, name)}
+    return values | {
+        "host_issue_seconds": known.host_issue,
+        "top": [{"name": name, "launches": launches, "seconds": seconds} for name, launches, seconds in known.top],
+        "assumptions": list(known.assumptions),
+    }
+
+
+def _regions(by_reason: Mapping[str, Sequence[int]]) -> list[Document]:
+    """One row a reason, the most frequent first; empty where nothing was deferred."""
+    rows = sorted(by_reason.items(), key=lambda row: (-row[1][0], row[0]))
+    return [{"reason": reason} | dict(zip(_REGION_COUNTERS, counts, strict=True)) for reason, counts in rows]
+
+
+def _merged_regions(reports: Sequence[Document]) -> list[Document]:
+    total: dict[str, list[int]] = {}
+    for report in reports:
+        for row in report["regions"]:
+            into = total.setdefault(row["reason"], [0] * len(_REGION_COUNTERS))
+            into[:] = [count + row[name] for count, name in zip(into, _REGION_COUNTERS, strict=True)]
+    return _regions(total)
 
 
 def _tier(tier: TierStatistics) -> Document:
@@ -129,7 +212,8 @@ def _merged_tiers(reports: Sequence[Document]) -> Document:
 
 
 def merge(reports: Sequence[Document]) -> Document:
-    """The document of a program from those of its processes: counts add up, peak memory is that of the fullest device.
+    """The document of a program from those of its processes: counts add up, peak memory is that of the fullest device,
+    modelled figures are those of the device that takes longest.
 
     Raises ValueError when ``reports`` is empty.
     """
@@ -147,11 +231,14 @@ def merge(reports: Sequence[Document]) -> Document:
     return used[0] | {
         "processes": sum(report["processes"] for report in reports),
         "ops": {"dispatched": sum(by_name.values()), "by_name": _by_count(by_name)},
+        "regions": _merged_regions(reports),
         "compiles": used[0]["compiles"] | totals | {"by_tier": _merged_tiers(reports)},
         "fallbacks": [
             {"op": op, "count": count, "location": location} for (op, location), count in fallbacks.most_common()
         ],
         "peak_hbm_bytes": max(report["peak_hbm_bytes"] for report in reports),
+        "hbm": max(reports, key=lambda report: report["peak_hbm_bytes"])["hbm"],
+        "modelled": max(reports, key=lambda report: report["modelled"]["seconds"] or 0.0)["modelled"],
     }
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "CHIPS",
     "NO_CHIP",
     "PREFIX",
+    "UNLIMITED",
     "VARIABLES",
     "SettingError",
     "Settings",
@@ -32,6 +33,7 @@ __all__ = [
 
 PREFIX = "EMUTPU_"
 NO_CHIP = "none"
+UNLIMITED = "unlimited"
 CHIPS = ("v4", "v5e", "v5p", "v6e", "v7", "v8i", "v8t", NO_CHIP)
 CLIENTS = ("cpu", "interpreter", "dry_run")
 PRECISIONS = ("default", "high", "highest")
@@ -108,11 +110,19 @@ class Settings:
     binary_version: int
     pjrt_version: str
     report: str | None
+    regions: str | None
+    regions_inputs: bool
+    fuzz: str | None
+    hbm: int | str | None
+    host_issue: float | None
+    dry_values: int | None
+    trace: str | None
     launch_blocking: bool
     defer_and_fuse: bool
     debug_checks: bool
     disable_inplace_buffer_donation: bool
     allow_legacy_device_apis: bool
+    record_modules: str | None
     topology: str | None
     detect_repeated_ops: str
     visible_devices: tuple[int, ...] | None
@@ -219,6 +229,23 @@ def _root(text: str) -> str:
     return text if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) else _path(text)
 
 
+def _memory(text: str) -> int | str:
+    """Bytes: ``16GiB``, ``512M`` (both in powers of 1024), a plain number, or ``unlimited``."""
+    word = text.lower().replace(" ", "")
+    if word == UNLIMITED:
+        return UNLIMITED
+    return _bytes(word)
+
+
+def _microseconds(text: str) -> float | None:
+    if text.lower() == "measured":
+        return None
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise ValueError(text)
+    return value
+
+
 def _own_flag(suffix: str, meaning: str) -> Variable:
     return Variable(PREFIX + suffix, suffix.lower(), _flag, False, "0 or 1", meaning)
 
@@ -305,6 +332,55 @@ VARIABLES: tuple[Variable, ...] = (
         "a file; '{pid}' stands for the process id",
         "where the process writes its run report (JSON) when it exits",
     ),
+    Variable(
+        "EMUTPU_REGIONS",
+        "regions",
+        _path,
+        None,
+        "a directory",
+        "where the process writes a recording of its regions when it exits; set by `emutpu regions`",
+    ),
+    _own_flag("REGIONS_INPUTS", "that recording also holds what each region took and gave"),
+    Variable(
+        "EMUTPU_FUZZ",
+        "fuzz",
+        _path,
+        None,
+        "a file",
+        "perturbations of the schedule of this process; set by `emutpu fuzz`",
+    ),
+    Variable(
+        "EMUTPU_HBM",
+        "hbm",
+        _memory,
+        None,
+        "bytes such as 16GiB, or unlimited",
+        "memory of the emulated device instead of the chip's; 'unlimited' reports what is missing",
+    ),
+    Variable(
+        "EMUTPU_HOST_ISSUE",
+        "host_issue",
+        _microseconds,
+        5.0,
+        "microseconds, or measured",
+        "modelled host time of one launch; 'measured' takes this host's time, and is then never twice the same",
+    ),
+    Variable(
+        "EMUTPU_DRY_VALUES",
+        "dry_values",
+        int,
+        None,
+        "an integer",
+        "seed of the made-up values that reads give in a dry run; unset, they raise",
+    ),
+    Variable(
+        "EMUTPU_TRACE",
+        "trace",
+        _path,
+        None,
+        "a file; '{pid}' stands for the process id",
+        "where the process writes a trace of the modelled device: Perfetto, or a directory for XProf with .xplane.pb",
+    ),
     _torchtpu_flag("TORCH_TPU_LAUNCH_BLOCKING", "launch_blocking", "wait for every op (wins over the next)"),
     _torchtpu_flag("TORCH_TPU_DEFER_AND_FUSE", "defer_and_fuse", "start in DEFER_AND_FUSE instead of DEFER_NEVER"),
     _torchtpu_flag("TORCH_TPU_ENABLE_DEBUG_CHECKS", "debug_checks", "check index bounds, and other costly checks"),
@@ -317,6 +393,14 @@ VARIABLES: tuple[Variable, ...] = (
         "TORCH_TPU_ALLOW_LEGACY_DEVICE_APIS",
         "allow_legacy_device_apis",
         "internal functions of torch.tpu warn instead of raising",
+    ),
+    Variable(
+        "EMUTPU_RECORD_MODULES",
+        "record_modules",
+        _path,
+        None,
+        "a directory",
+        "where every module that is compiled is written, with the line that made it",
     ),
     Variable(
         "EMUTPU_TOPOLOGY",

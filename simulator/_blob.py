@@ -1,4 +1,4 @@
-"""The envelope of a serialised executable: magic, checksum, a JSON header with the interface, native code."""
+"""The envelope of a serialised executable: magic, checksum, a JSON header with the interface, module, native code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,33 +14,48 @@ from emutpu.backend.pjrt import Aval, InvalidArgument
 
 from ._modules import DTYPES, ModuleInfo
 
-__all__ = ["pack", "unpack"]
+__all__ = ["Contents", "pack", "unpack"]
 
-_MAGIC = b"EMUTPUX1"
+_MAGIC = b"EMUTPUX2"
 _DIGEST = hashlib.sha256().digest_size
 _PREFIX = len(_MAGIC) + _DIGEST
 _LENGTH = struct.Struct("<I")
 _BY_NAME: dict[str, np.dtype[Any]] = {dtype.name: dtype for dtype in DTYPES.values()}
 
 
-def pack(info: ModuleInfo, fingerprint: str, code: bytes, features: Iterable[str] = ()) -> bytes:
-    """One blob of the interface and the native code, under a SHA-256 of both. ``features`` are those of the CPU it needs."""
+class Contents(NamedTuple):
+    """What a blob holds: the interface, the canonical module (the model of the chip reads it), native code,
+    and the CPU features that it needs.
+    """
+
+    info: ModuleInfo
+    module: bytes
+    code: bytes
+    features: frozenset[str]
+
+
+def pack(info: ModuleInfo, fingerprint: str, module: bytes, code: bytes, features: Iterable[str] = ()) -> bytes:
+    """One blob of interface, canonical module and native code, under a SHA-256 of all. ``features`` are those of the CPU
+    that it needs.
+    """
     header = json.dumps(
         {
             "name": info.name,
             "arguments": [_plain(aval) for aval in info.arguments],
             "results": [_plain(aval) for aval in info.results],
             "donated": sorted(info.donated),
+            "reused": sorted(info.reused),
+            "module": len(module),
             "fingerprint": fingerprint,
             "features": sorted(features),
         }
     ).encode()
-    body = _LENGTH.pack(len(header)) + header + code
+    body = _LENGTH.pack(len(header)) + header + module + code
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def unpack(blob: bytes, fingerprint: str) -> tuple[ModuleInfo, bytes, frozenset[str]]:
-    """The interface, the native code and the CPU features of :func:`pack`'s blob.
+def unpack(blob: bytes, fingerprint: str) -> Contents:
+    """What :func:`pack` put in.
 
     Raises InvalidArgument when it is truncated, corrupt, or from a client with another fingerprint: native code must
     never be reached then, since loading it can crash the process.
@@ -61,13 +76,16 @@ def unpack(blob: bytes, fingerprint: str) -> tuple[ModuleInfo, bytes, frozenset[
             results=tuple(_aval(plain) for plain in header["results"]),
             donated=frozenset(map(int, header["donated"])),
             ops=frozenset(),
+            reused=frozenset(map(int, header["reused"])),
         )
+        start = _LENGTH.size + length
+        end = start + int(header["module"])
     # A checksum proves wholeness, not good faith: whoever forges a header may leave out what they like.
     except (struct.error, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise InvalidArgument(f"the header of the serialised executable is malformed: {error!r}") from error
     if written != fingerprint:
         raise InvalidArgument(f"the serialised executable is for another environment: {written!r}, not {fingerprint!r}")
-    return info, body[_LENGTH.size + length :], features
+    return Contents(info, body[start:end], body[end:], features)
 
 
 def _plain(aval: Aval) -> list[Any]:

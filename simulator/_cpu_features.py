@@ -12,7 +12,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable
 
-__all__ = ["LEVELS", "beyond_level", "lacking"]
+__all__ = ["LEVELS", "beyond_level", "lacking", "of_kernel"]
 
 LEVELS: dict[str, str] = {"x86-64-v2": "SSE4_2", "x86-64-v3": "AVX2", "x86-64-v4": "AVX512"}
 """Baselines by the x86-64 psABI's names, as the value of ``xla_cpu_max_isa``."""
@@ -129,7 +129,7 @@ _FROM_KERNEL: dict[str, tuple[str, ...]] = {
 
 
 @functools.cache
-def _of_kernel() -> frozenset[str]:
+def of_kernel() -> frozenset[str]:
     """LLVM's names of what the kernel says that the host has; empty where it does not say."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
@@ -145,7 +145,7 @@ def lacking(needed: Iterable[str], code: bytes, of_compiler: Callable[[], Iterab
     ``of_compiler`` gives what LLVM finds on this host; it is asked only about names that the kernel does not know.
     """
     unknown = {name for name in needed if name not in _NEVER_SELECTED and not _PREFERENCES.fullmatch(name)}
-    unknown -= _of_kernel()
+    unknown -= of_kernel()
     if unknown:
         unknown -= set(of_compiler())
     return {name for name in unknown if name not in _ENCODINGS or _ENCODINGS[name].search(code)}

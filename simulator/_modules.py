@@ -37,7 +37,10 @@ _WIDEST = 16  # bytes of complex<f64>
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModuleInfo:
-    """The interface of a module, the names of the operations it uses, and the bytes of its largest tensor."""
+    """The interface of a module, the names of the operations it uses, and the bytes of its largest tensor.
+
+    ``reused`` are the results that the device puts where the tensor they replace was; the host reuses more.
+    """
 
     name: str
     arguments: tuple[Aval, ...]
@@ -45,6 +48,7 @@ class ModuleInfo:
     donated: frozenset[int]
     ops: frozenset[str]
     largest: int = 0
+    reused: frozenset[int] = frozenset()
 
 
 def element_name(dtype: np.dtype[Any]) -> str:
@@ -77,9 +81,10 @@ def inspect(module: Any) -> ModuleInfo:
         name=symbol,
         arguments=tuple(_aval(t) for t in kind.inputs),
         results=tuple(_aval(t) for t in kind.results),
-        donated=_donated(main),
+        donated=_marked(main, "jax.buffer_donor") | _marked(main, "tf.aliasing_output"),
         ops=frozenset(ops),
         largest=largest,
+        reused=_reused(module),
     )
 
 
@@ -122,13 +127,20 @@ def _size(tensor: Any) -> int:
     return size
 
 
-def _donated(main: Any) -> frozenset[int]:
+def _marked(main: Any, name: str) -> frozenset[int]:
+    """Positions of the arguments that carry an attribute (one that is not ``false``)."""
     if "arg_attrs" not in main.attributes:
         return frozenset()
     found = set()
     for position, attributes in enumerate(main.arg_attrs):
         attributes = ir.DictAttr(attributes)
-        donor = "jax.buffer_donor" in attributes and ir.BoolAttr(attributes["jax.buffer_donor"]).value
-        if donor or "tf.aliasing_output" in attributes:
+        if name in attributes and str(attributes[name]) != "false":
             found.add(position)
     return frozenset(found)
+
+
+def _reused(module: Any) -> frozenset[int]:
+    attributes = module.operation.attributes
+    if "emutpu.reused" not in attributes:
+        return frozenset()
+    return frozenset(ir.DenseI64ArrayAttr(attributes["emutpu.reused"]))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,24 +15,21 @@ from emutpu.backend.pjrt import (
     CompileOptions,
     DeviceUnavailable,
     ErrorBuffer,
-    ExecutableMemory,
     FailedPrecondition,
     InvalidArgument,
     MemoryStats,
-    ModelledCost,
     Topology,
 )
 
-from . import _blob, _cpu_features
+from . import _cpu_features
+from ._base import EmulatedClient, EmulatedExecutable, Launch
 from ._modules import ModuleInfo, inspect, parse
 from ._xla_flags import prepare
-from .checks import check_arguments, check_options, propagate
+from .checks import check_arguments, propagate
 from .errors import translate
 from .legalize import VERSION
 
 __all__ = ["CpuClient", "CpuExecutable"]
-
-Launch = Callable[[Sequence[Any]], Sequence[Any]]
 
 _ERRORS = _jaxlib.xla_error_types()
 
@@ -64,54 +60,36 @@ def _launcher(loaded: Any, info: ModuleInfo, sharding: Any) -> Launch:
     return launch
 
 
-class CpuExecutable:
+class CpuExecutable(EmulatedExecutable):
     """A module compiled for one CPU device. ``launch`` is a plain attribute, replaced when the client closes."""
 
-    __slots__ = ("__weakref__", "_client", "_info", "_loaded", "arguments", "donated", "launch", "name", "results")
+    __slots__ = ("_device", "_loaded")
+    _device: CpuClient
 
-    def __init__(self, client: CpuClient, loaded: Any, info: ModuleInfo) -> None:
-        self._client = client
+    def __init__(
+        self, client: CpuClient, loaded: Any, info: ModuleInfo, module: bytes, options: CompileOptions
+    ) -> None:
+        super().__init__(client, info, module, options, _launcher(loaded, info, client.sharding))
+        self._device = client
         self._loaded = loaded
-        self._info = info
-        self.name = info.name
-        self.arguments = info.arguments
-        self.results = info.results
-        self.donated = info.donated
-        self.launch: Launch = _launcher(loaded, info, client.sharding)
 
     def execute(self, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
         """Check every argument, then launch. Raises InvalidArgument or FailedPrecondition."""
-        self._client.check_open()
+        self._device.check_open()
         check_arguments(self.name, self.arguments, arguments)
         for position, buffer in enumerate(arguments):
             if not isinstance(buffer, ErrorBuffer):
-                self._client.check_device(self.name, position, buffer)
+                self._device.check_device(self.name, position, buffer)
         return self.launch(arguments)
 
-    def serialize(self) -> bytes:
-        """Interface and native code under a checksum, for :meth:`CpuClient.deserialize`."""
-        self._client.check_open()
+    def _code(self) -> bytes:
         try:
-            code = _jaxlib.serialize(self._client.backend, self._loaded)
+            return _jaxlib.serialize(self._device.backend, self._loaded)
         except _ERRORS as error:
             raise translate(error, self.name) from error
-        features = _jaxlib.code_features(code) or _jaxlib.host_features()
-        return _blob.pack(self._info, self._client.fingerprint(), code, features)
 
-    def memory(self) -> ExecutableMemory:
-        """Bytes by XLA's buffer assignment for the CPU."""
-        stats = self._loaded.get_compiled_memory_stats()
-        return ExecutableMemory(
-            arguments=stats.argument_size_in_bytes,
-            results=stats.output_size_in_bytes,
-            temporaries=stats.temp_size_in_bytes,
-            code=stats.generated_code_size_in_bytes,
-            aliased=stats.alias_size_in_bytes,
-        )
-
-    def cost(self) -> ModelledCost | None:
-        """None: this client has no model of the chip."""
-        return None
+    def _features(self, code: bytes) -> frozenset[str]:
+        return _jaxlib.code_features(code) or _cpu_features.of_kernel()
 
 
 def _limit(target: str) -> None:
@@ -126,7 +104,7 @@ def _limit(target: str) -> None:
         )
 
 
-class CpuClient:
+class CpuClient(EmulatedClient):
     """One emulated device on JAX's CPU device. Thread-safe; compilation and execution release the GIL.
 
     ``cpu_target`` is a baseline of :data:`_cpu_features.LEVELS` (or ``native``) that code is compiled for.
@@ -136,7 +114,7 @@ class CpuClient:
     computes = True
 
     def __init__(self, topology: Topology, *, cpu_target: str | None = None) -> None:
-        self.topology = topology
+        super().__init__(topology)
         self._cpu_target = None if cpu_target == "native" else cpu_target
         try:
             if self._cpu_target is not None:
@@ -149,23 +127,11 @@ class CpuClient:
         self.device = self.backend.local_devices()[0]
         self._devices = _jaxlib.device_list([self.device])
         self.sharding = _jaxlib.single_device_sharding(self.device)
-        self._process = os.getpid()
-        self._closed = False
         self._avals: dict[tuple[tuple[int, ...], np.dtype[Any]], Any] = {}
         self._live: weakref.WeakSet[CpuExecutable] = weakref.WeakSet()
         self._peak = 0
 
     # ------------------------------------------------------------------------------------------ state
-
-    def check_open(self) -> None:
-        """Raise FailedPrecondition after :meth:`close` and in a forked child."""
-        if self._closed:
-            raise FailedPrecondition("the client is closed")
-        if os.getpid() != self._process:
-            raise FailedPrecondition(
-                "the client was made in another process: its threads do not survive fork and the next compilation "
-                "would hang; start workers with 'spawn' or 'forkserver'"
-            )
 
     def check_device(self, op: str, position: int, buffer: Any) -> None:
         """Raise InvalidArgument unless ``buffer`` is an array on this client's device."""
@@ -182,7 +148,7 @@ class CpuClient:
 
     def close(self) -> None:
         """Refuse every later use with FailedPrecondition."""
-        self._closed = True
+        super().close()
         for executable in list(self._live):
             executable.launch = self._refuse
 
@@ -193,8 +159,7 @@ class CpuClient:
 
     def compile(self, module: bytes, options: CompileOptions) -> CpuExecutable:
         """Compile a canonical module. Raises InvalidArgument, Unimplemented, ResourceExhausted or InternalError."""
-        self.check_open()
-        check_options(self.topology, options)
+        self.check_compile(options)
         parsed = parse(module)
         info = inspect(parsed)
         settings = _jaxlib.compile_options([self.device.id], prepare(parsed, info, options))
@@ -202,15 +167,13 @@ class CpuClient:
             loaded = _jaxlib.compile_module(self.backend, parsed, self._devices, settings)
         except _ERRORS as error:
             raise translate(error, info.name) from error
-        return self._executable(loaded, info)
+        return self._executable(loaded, info, module, options)
 
     def deserialize(self, blob: bytes, options: CompileOptions) -> CpuExecutable:
         """Load :meth:`CpuExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt or foreign one, and for one
         that needs instructions which this CPU lacks.
         """
-        self.check_open()
-        check_options(self.topology, options)
-        info, code, features = _blob.unpack(blob, self.fingerprint())
+        info, module, code, features = self.unpack(blob, options)
         lacking = _cpu_features.lacking(features | _jaxlib.code_features(code), code, _jaxlib.host_features)
         if lacking:
             raise InvalidArgument(
@@ -222,10 +185,10 @@ class CpuClient:
             loaded = _jaxlib.deserialize(self.backend, code, self._devices, settings)
         except _ERRORS as error:
             raise translate(error, info.name) from error
-        return self._executable(loaded, info)
+        return self._executable(loaded, info, module, options)
 
-    def _executable(self, loaded: Any, info: ModuleInfo) -> CpuExecutable:
-        executable = CpuExecutable(self, loaded, info)
+    def _executable(self, loaded: Any, info: ModuleInfo, module: bytes, options: CompileOptions) -> CpuExecutable:
+        executable = CpuExecutable(self, loaded, info, module, options)
         self._live.add(executable)
         return executable
 

@@ -2,70 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from emutpu import _jaxlib
-from emutpu.backend.pjrt import (
-    Aval,
-    Buffer,
-    CompileOptions,
-    ErrorBuffer,
-    ExecutableMemory,
-    FailedPrecondition,
-    InvalidArgument,
-    MemoryStats,
-    ModelledCost,
-    Topology,
-    Unimplemented,
-)
+from emutpu.backend.pjrt import Aval, CompileOptions, MemoryStats, Topology, Unimplemented
 
-from . import _blob
+from ._base import EmulatedBuffer, EmulatedClient, EmulatedExecutable, Launch, emulated_launch, readable
 from ._modules import ModuleInfo, inspect, parse
-from .checks import check_arguments, check_options, propagate
 
 __all__ = ["DryRunClient", "DryRunExecutable", "ShapeBuffer"]
 
 
-Launch = Callable[[Sequence[Any]], Sequence[Any]]
-
-
-class ShapeBuffer:
+class ShapeBuffer(EmulatedBuffer):
     """A buffer without a value."""
 
-    __slots__ = ("_deleted", "aval")
-
-    def __init__(self, aval: Aval) -> None:
-        self.aval = aval
-        self._deleted = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.aval.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.aval.nbytes
-
-    def is_deleted(self) -> bool:
-        return self._deleted
-
-    def delete(self) -> None:
-        self._deleted = True
-
-    def is_ready(self) -> bool:
-        return True
-
-    def block_until_ready(self) -> ShapeBuffer:
-        if self._deleted:
-            raise FailedPrecondition("the buffer has been deleted or donated")
-        return self
+    __slots__ = ()
 
 
 def _fresh(results: tuple[Aval, ...], slow: Launch) -> Launch:
@@ -94,76 +48,34 @@ def _consuming(results: tuple[Aval, ...], donated: frozenset[int], slow: Launch)
     return consuming
 
 
-class DryRunExecutable:
+class DryRunExecutable(EmulatedExecutable):
     """The interface of a module. ``launch`` makes its results' shapes: 0.2 us for one."""
 
-    def __init__(self, client: DryRunClient, info: ModuleInfo) -> None:
-        self._client = client
-        self._info = info
-        self.name = info.name
-        self.arguments = info.arguments
-        self.results = info.results
-        self.donated = info.donated
-        self.launch: Callable[[Sequence[Any]], Sequence[Any]] = self._launcher()
+    __slots__ = ()
 
-    def _launcher(self) -> Launch:
-        results, donated, client = self.results, self.donated, self._client
+    def __init__(self, client: DryRunClient, info: ModuleInfo, module: bytes, options: CompileOptions) -> None:
+        results, donated = info.results, info.donated
 
-        def slow(arguments: Sequence[Any]) -> Sequence[Any]:
-            client.check_open()
-            failed = propagate(arguments, results, donated)
-            if failed is not None:
-                return failed
-            foreign = next((a for a in arguments if not isinstance(a, ShapeBuffer)), None)
-            if foreign is not None:
-                raise InvalidArgument(f"a {type(foreign).__name__} is no buffer of this client", op=self.name)
-            for position in donated:
-                if arguments[position].is_deleted():
-                    raise FailedPrecondition(f"argument {position} of {self.name} has been donated", op=self.name)
-                arguments[position].delete()
+        def shapes(arguments: Sequence[Any]) -> Sequence[Any]:
             return [ShapeBuffer(aval) for aval in results]
 
-        return _consuming(results, donated, slow) if donated else _fresh(results, slow)
-
-    def execute(self, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Check every argument, then launch. Raises InvalidArgument or FailedPrecondition."""
-        self._client.check_open()
-        check_arguments(self.name, self.arguments, arguments)
-        return self.launch(arguments)
-
-    def serialize(self) -> bytes:
-        """The interface alone."""
-        self._client.check_open()
-        return _blob.pack(self._info, self._client.fingerprint(), b"")
-
-    def memory(self) -> ExecutableMemory:
-        """Bytes of arguments and results; temporaries are unknown here and count zero."""
-        return ExecutableMemory(
-            arguments=sum(aval.nbytes for aval in self.arguments),
-            results=sum(aval.nbytes for aval in self.results),
-            temporaries=0,
-            code=0,
-        )
-
-    def cost(self) -> ModelledCost | None:
-        """None: there is no model of the chip yet."""
-        return None
+        slow = emulated_launch(client, info, ShapeBuffer, shapes)
+        launch = _consuming(results, donated, slow) if donated else _fresh(results, slow)
+        super().__init__(client, info, module, options, launch)
 
 
-class DryRunClient:
-    """Accepts every well-formed module and gives results without values."""
+class DryRunClient(EmulatedClient):
+    """Accepts every well-formed module and gives results without values.
+
+    ``seed`` makes reads give values drawn from it, each read others; without it they raise.
+    """
 
     name = "dry_run"
     computes = False
 
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-        self._closed = False
-
-    def check_open(self) -> None:
-        """Raise FailedPrecondition after :meth:`close`."""
-        if self._closed:
-            raise FailedPrecondition("the client is closed")
+    def __init__(self, topology: Topology, seed: int | None = None) -> None:
+        super().__init__(topology)
+        self._values = None if seed is None else np.random.default_rng(seed)
 
     def fingerprint(self) -> str:
         """Only the module decides anything here."""
@@ -171,15 +83,13 @@ class DryRunClient:
 
     def compile(self, module: bytes, options: CompileOptions) -> DryRunExecutable:
         """Read the interface of a module. Raises InvalidArgument for a malformed one."""
-        self.check_open()
-        check_options(self.topology, options)
-        return DryRunExecutable(self, inspect(parse(module)))
+        self.check_compile(options)
+        return DryRunExecutable(self, inspect(parse(module)), module, options)
 
     def deserialize(self, blob: bytes, options: CompileOptions) -> DryRunExecutable:
         """Load :meth:`DryRunExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt one."""
-        self.check_open()
-        check_options(self.topology, options)
-        return DryRunExecutable(self, _blob.unpack(blob, self.fingerprint())[0])
+        info, module, *_ = self.unpack(blob, options)
+        return DryRunExecutable(self, info, module, options)
 
     def from_host(self, array: np.ndarray[Any, Any], *, zero_copy: bool = False) -> ShapeBuffer:
         """The shape and dtype of ``array``; its values are not read."""
@@ -187,16 +97,15 @@ class DryRunClient:
         return ShapeBuffer(Aval(array.shape, array.dtype))
 
     def to_host(self, buffer: Any) -> np.ndarray[Any, Any]:
-        """Raises Unimplemented: there is no value (or the error of the launch that failed)."""
+        """Drawn values with a seed, else Unimplemented: there is no value. Raises the error of the launch that failed."""
         self.check_open()
-        if isinstance(buffer, ErrorBuffer):
-            raise buffer.error
-        if buffer.is_deleted():
-            raise FailedPrecondition("the buffer has been deleted or donated")
-        raise Unimplemented(
-            f"the dry-run client has no values, so {buffer.aval} cannot be read: run without --dry-run, or keep "
-            "values on the device"
-        )
+        readable(buffer, ShapeBuffer)
+        if self._values is None:
+            raise Unimplemented(
+                f"a dry run computes no values, so {buffer.aval} cannot be read: keep values on the device, run with "
+                "--dry-values for made-up ones (EMUTPU_DRY_VALUES=<seed>), or without --dry-run"
+            )
+        return _drawn(self._values, buffer.aval)
 
     def synchronize(self) -> None:
         """Nothing is ever pending."""
@@ -207,6 +116,10 @@ class DryRunClient:
         self.check_open()
         return MemoryStats()
 
-    def close(self) -> None:
-        """Refuse every later use with FailedPrecondition."""
-        self._closed = True
+
+def _drawn(generator: np.random.Generator, aval: Aval) -> np.ndarray[Any, Any]:
+    """Values for a read: integers 0 or 1, booleans true or false, anything else in [0.5, 1.5)."""
+    drawn = np.asarray(generator.random(aval.shape) + (0.5 if aval.dtype.kind not in "biu" else 0.0))
+    drawn = (drawn if aval.dtype.kind not in "biu" else drawn < 0.5).astype(aval.dtype)
+    drawn.flags.writeable = False
+    return drawn

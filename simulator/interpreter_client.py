@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from emutpu import _jaxlib
-from emutpu.backend.pjrt import (
-    Aval,
-    Buffer,
-    CompileOptions,
-    ErrorBuffer,
-    ExecutableMemory,
-    FailedPrecondition,
-    InvalidArgument,
-    MemoryStats,
-    ModelledCost,
-    ResourceExhausted,
-    Topology,
-    Unimplemented,
-)
+from emutpu.backend.pjrt import Aval, CompileOptions, MemoryStats, ResourceExhausted, Topology, Unimplemented
 
-from . import _blob
+from ._base import EmulatedBuffer, EmulatedClient, EmulatedExecutable, emulated_launch, readable
 from ._modules import ModuleInfo, inspect, parse
 from ._wire import Wire
-from .checks import check_arguments, check_options, propagate
 from .legalize import VERSION, legalize_precision, own_scatter_operands, widen_bf16_dots
 from .rng import legalize_rng
 
@@ -52,118 +38,54 @@ _LARGEST = 2**34
 _LOCK = threading.RLock()
 
 
-class NumpyBuffer:
+class NumpyBuffer(EmulatedBuffer):
     """An immutable array on the host. Deleting frees it."""
 
-    __slots__ = ("__weakref__", "_array", "aval")
+    __slots__ = ("__weakref__", "_array")
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         array.flags.writeable = False
+        super().__init__(Aval(array.shape, array.dtype))
         self._array: np.ndarray[Any, Any] | None = array
-        self.aval = Aval(array.shape, array.dtype)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.aval.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.aval.nbytes
-
-    def is_deleted(self) -> bool:
-        return self._array is None
 
     def delete(self) -> None:
+        super().delete()
         self._array = None
-
-    def is_ready(self) -> bool:
-        return True
-
-    def block_until_ready(self) -> NumpyBuffer:
-        self.value()
-        return self
 
     def value(self) -> np.ndarray[Any, Any]:
         """The array. Raises FailedPrecondition once deleted."""
-        if self._array is None:
-            raise FailedPrecondition("the buffer has been deleted or donated")
+        self.block_until_ready()
+        assert self._array is not None
         return self._array
 
 
-class InterpreterExecutable:
-    """A module ready for the interpreter; ``serialize`` is its bytecode."""
+class InterpreterExecutable(EmulatedExecutable):
+    """A module ready for the interpreter."""
 
-    def __init__(self, client: InterpreterClient, module: bytes, info: ModuleInfo) -> None:
-        self._client = client
-        self._module = module
-        self._info = info
-        self.name = info.name
-        self.arguments = info.arguments
-        self.results = info.results
-        self.donated = info.donated
-        self._wire = client.prepare(module)
-        self.launch: Callable[[Sequence[Any]], Sequence[Any]] = self._launch
+    __slots__ = ()
 
-    def _launch(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        self._client.check_open()
-        failed = propagate(arguments, self.results, self.donated)
-        if failed is not None:
-            return failed
-        foreign = next((a for a in arguments if not isinstance(a, NumpyBuffer)), None)
-        if foreign is not None:
-            raise InvalidArgument(f"a {type(foreign).__name__} is no buffer of this client", op=self.name)
-        values = [argument.value() for argument in arguments]
-        with _LOCK:
-            results = self._wire.run(values, self.name)
-        for position in self.donated:
-            arguments[position].delete()
-        return [self._client.track(NumpyBuffer(result)) for result in results]
+    def __init__(self, client: InterpreterClient, info: ModuleInfo, module: bytes, options: CompileOptions) -> None:
+        wire = client.prepare(module)
 
-    def execute(self, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Check every argument, then run. Raises InvalidArgument or FailedPrecondition."""
-        self._client.check_open()
-        check_arguments(self.name, self.arguments, arguments)
-        return self._launch(arguments)
+        def run(arguments: Sequence[Any]) -> Sequence[Any]:
+            values = [argument.value() for argument in arguments]
+            with _LOCK:
+                results = wire.run(values, info.name)
+            return [client.track(NumpyBuffer(result)) for result in results]
 
-    def serialize(self) -> bytes:
-        """The canonical module under a checksum."""
-        self._client.check_open()
-        return _blob.pack(self._info, self._client.fingerprint(), self._module)
-
-    def memory(self) -> ExecutableMemory:
-        """Bytes of arguments and results; the interpreter's temporaries are unknown and count zero."""
-        return ExecutableMemory(
-            arguments=sum(aval.nbytes for aval in self.arguments),
-            results=sum(aval.nbytes for aval in self.results),
-            temporaries=0,
-            code=len(self._module),
-        )
-
-    def cost(self) -> ModelledCost | None:
-        """None: this client has no model of the chip."""
-        return None
+        super().__init__(client, info, module, options, emulated_launch(client, info, NumpyBuffer, run))
 
 
-class InterpreterClient:
+class InterpreterClient(EmulatedClient):
     """StableHLO's reference interpreter, with numpy buffers."""
 
     name = "interpreter"
     computes = True
 
     def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-        self._closed = False
+        super().__init__(topology)
         self._live: weakref.WeakSet[NumpyBuffer] = weakref.WeakSet()
         self._peak = 0
-
-    def check_open(self) -> None:
-        """Raise FailedPrecondition after :meth:`close`."""
-        if self._closed:
-            raise FailedPrecondition("the client is closed")
 
     def track(self, buffer: NumpyBuffer) -> NumpyBuffer:
         """Count ``buffer`` in :meth:`memory_stats`."""
@@ -196,17 +118,14 @@ class InterpreterClient:
 
     def compile(self, module: bytes, options: CompileOptions) -> InterpreterExecutable:
         """Take a canonical module. Raises InvalidArgument for a malformed one, Unimplemented for an unknown op."""
-        self.check_open()
-        check_options(self.topology, options)
+        self.check_compile(options)
         with _LOCK:
-            return InterpreterExecutable(self, module, inspect(parse(module)))
+            return InterpreterExecutable(self, inspect(parse(module)), module, options)
 
     def deserialize(self, blob: bytes, options: CompileOptions) -> InterpreterExecutable:
         """Load :meth:`InterpreterExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt one."""
-        self.check_open()
-        check_options(self.topology, options)
-        info, module, _ = _blob.unpack(blob, self.fingerprint())
-        return InterpreterExecutable(self, module, info)
+        info, module, *_ = self.unpack(blob, options)
+        return InterpreterExecutable(self, info, module, options)
 
     def from_host(self, array: np.ndarray[Any, Any], *, zero_copy: bool = False) -> NumpyBuffer:
         """Copy ``array`` once; with ``zero_copy`` keep a view of its memory."""
@@ -216,11 +135,9 @@ class InterpreterClient:
     def to_host(self, buffer: Any) -> np.ndarray[Any, Any]:
         """The value, read-only, without a copy. Raises the error of the launch that failed."""
         self.check_open()
-        if isinstance(buffer, ErrorBuffer):
-            raise buffer.error
-        if not isinstance(buffer, NumpyBuffer):
-            raise InvalidArgument(f"a {type(buffer).__name__} is no buffer of this client")
-        return buffer.value()
+        readable(buffer, NumpyBuffer)
+        value: np.ndarray[Any, Any] = buffer.value()
+        return value
 
     def synchronize(self) -> None:
         """Nothing is ever pending: launches run on the caller's thread to their end."""
@@ -233,7 +150,3 @@ class InterpreterClient:
             sizes = [buffer.nbytes for buffer in self._live if not buffer.is_deleted()]
             self._peak = max(self._peak, sum(sizes))
         return MemoryStats(sum(sizes), self._peak, None, len(sizes), max(sizes, default=0))
-
-    def close(self) -> None:
-        """Refuse every later use with FailedPrecondition."""
-        self._closed = True

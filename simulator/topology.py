@@ -186,6 +186,9 @@ class Slice:
             devices=self.pjrt_devices() if devices is None else devices,
             attributes={
                 "hbm_bytes_per_device": self.chip.hbm_bytes,
+                "bf16_flops_per_device": dict(self.chip.peaks).get("bf16", 0.0) / self.chip.devices,
+                "hbm_bytes_per_second_per_device": self.chip.hbm_bandwidth / self.chip.devices,
+                "host_bytes_per_second_per_device": (self.chip.pcie_bandwidth or 0.0) / self.chip.devices,
                 "shape": self.shape,
                 "wrap": self.wrap,
                 "hosts": self.hosts,

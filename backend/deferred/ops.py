@@ -10,6 +10,7 @@ from weakref import ref
 import torch
 
 from emutpu.backend.cell import Layout, layout_of
+from emutpu.backend.deferred.names import READ, WRITE
 from emutpu.backend.deferred.queue import current_queue
 from emutpu.backend.deferred.values import Pending
 from emutpu.backend.hlo import Builder, Value
@@ -19,9 +20,9 @@ from emutpu.backend.options import LOCAL, EagerMode, Options
 from emutpu.backend.pjrt import Buffer
 from emutpu.backend.rng import advanced
 from emutpu.backend.runtime import runtime
-from emutpu.backend.strict import Entry, OpModule, Signature, Take
+from emutpu.backend.strict import Entry, OpModule, Record, Signature, Take
 
-__all__ = ["DeferredOp", "deferred_entry"]
+__all__ = ["HOOKS", "DeferredOp", "deferred_entry"]
 
 _STATE = layout_of((3,), torch.uint64)
 
@@ -32,6 +33,7 @@ class DeferredOp:
     ``layouts``    of its values: fresh results first, then the new values of what it writes.
     ``shapeless``, ``dimensions``  its part of a region's keys.
     ``emit``       emits it into a builder, as :meth:`OpModule.emit`; ``precision`` of its dots.
+    ``undefined``  how many of its results are undefined: the device gives empty ones.
     ``repeat``     what the repeated-op rule compares; 0 for a view, which it does not count.
     """
 
@@ -47,6 +49,7 @@ class DeferredOp:
         "repeat",
         "results",
         "shapeless",
+        "undefined",
     )
 
     def __init__(
@@ -57,22 +60,24 @@ class DeferredOp:
         keys: tuple[str, str],
         *,
         results: Sequence[tuple[tuple[int, ...], torch.dtype]],
-        parts: Sequence[str] = (),
+        parts: Sequence[str],
         precision: Any = None,
         draws: int = 0,
         repeat: int | None = None,
         flushes: bool = False,
+        undefined: int = 0,
     ) -> None:
         self.name = name
         self.emit = emit
         self.layouts = tuple(layouts)
         self.shapeless, self.dimensions = keys
         self.results = tuple(results)
-        self.parts = tuple(parts) or (name,)
+        self.parts = tuple(parts)
         self.precision = precision
         self.draws = draws
         self.repeat = next(_numbers) if repeat is None else repeat
         self.flushes = flushes
+        self.undefined = undefined
 
     def operands(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Dims and dtypes of what the op reads, in order. Emits it to find out: for reports."""
@@ -143,6 +148,7 @@ def _state_update(steps: int) -> DeferredOp:
             [_STATE],
             (name, str(steps)),
             results=[((3,), torch.uint64)],
+            parts=[name],
         )
     return made
 
@@ -161,6 +167,8 @@ def deferred_entry(signature: Signature, options: Options, values: tuple[Any, ..
     precision = options.precision
     wraps = module.wraps()
     written = module.written_layouts()
+    parts = module.parts()
+    counts = not set(parts) <= {READ, WRITE}
     text = f"{shapeless}|{module.repeat_text()}"
     op = DeferredOp(
         signature.name,
@@ -168,10 +176,12 @@ def deferred_entry(signature: Signature, options: Options, values: tuple[Any, ..
         [w[0] for w in wraps if w is not None] + written,
         (f"{shapeless};precision={precision.name if precision is not None else None}", dimensions),
         results=module.result_shapes(),
+        parts=parts,
         precision=None if precision is None else precision.name,
         draws=module.draws if signature.row.draws else 0,
-        repeat=_repeat_numbers.setdefault(text, len(_repeat_numbers) + 1),
+        repeat=_repeat_numbers.setdefault(text, len(_repeat_numbers) + 1) if counts else 0,
         flushes=options.flushes,
+        undefined=wraps.count(None),
     )
     return Entry(
         launch=_never,
@@ -182,8 +192,25 @@ def deferred_entry(signature: Signature, options: Options, values: tuple[Any, ..
         base=module.needs_base,
         draws=module.draws,
         numbers=module.numbers,
-        record=op.record,
+        record=op.record if HOOKS.before is None else _after(HOOKS.before, op.record),
     )
+
+
+class _Hooks:
+    """``before`` is called before an op is recorded. Set it before the first op is."""
+
+    before: Callable[[], None] | None = None
+
+
+HOOKS = _Hooks()
+
+
+def _after(before: Callable[[], None], record: Record) -> Record:
+    def recorded(values: Sequence[Buffer], origin: Origin) -> Sequence[Buffer]:
+        before()
+        return record(values, origin)
+
+    return recorded
 
 
 def _never(arguments: Sequence[Buffer]) -> Sequence[Buffer]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import enum
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from emutpu.backend.deferred.log import LOG, Execution
 from emutpu.backend.deferred.plan import Plan, Step, make_plan
-from emutpu.backend.deferred.region import forget_regions
+from emutpu.backend.deferred.region import Node, RegionKey, forget_regions, region
 from emutpu.backend.deferred.repeats import Detector
 from emutpu.backend.deferred.trace import Traces
 from emutpu.backend.deferred.values import Batch
-from emutpu.backend.errors import region_failure
+from emutpu.backend.errors import describe, region_failure
 from emutpu.backend.location import Origin, capture
 from emutpu.backend.options import LOCAL
 from emutpu.backend.pjrt import Buffer, ErrorBuffer, PjrtError
@@ -109,6 +108,8 @@ class _Run:
         self.options = LOCAL.state.plain
 
     def run(self) -> None:
+        if LOG.observer is not None:
+            LOG.observer.planned(self.batch, self.plan, self.trigger)
         failure: BaseException | None = None
         try:
             for step in self.plan.steps:
@@ -131,28 +132,29 @@ class _Run:
 
     def _step(self, step: Step) -> Exception | None:
         batch, values = self.batch, self.values
-        started = time.perf_counter()
+        tier, seconds = 1, 0.0
         executable = step.region.executables.get(self.options)
-        hit = executable is not None
         try:
             if executable is None:
-                origins = [batch.origins[k] for k in step.nodes]
-                key, loaded, hit = step.region.executable(self.options, origins)
-                executable = (key, loaded)
-            compiled = time.perf_counter()
+                key, acquired = step.region.acquire(self.options, [batch.origins[k] for k in step.nodes])
+                executable = key, acquired.executable
+                tier, seconds = acquired.tier, acquired.seconds
             arguments = [batch.inputs[~i] if i < 0 else values[i] for i in step.inputs]
             results = executable[1].launch(arguments)
         except PjrtError as error:
-            return region_failure(error, self._origin(step), self.trigger)
+            return region_failure(error, self._culprit(step), self.trigger)
         except Exception as error:  # noqa: BLE001  # kept for every value that it concerns, and raised by run()
-            error.add_note(f"  materialized at {self._where()}")
+            error.add_note(f"  materialized by {self.reason} at {describe(*self.trigger[1:])}")
             return error
         for slot, buffer in zip(step.outputs, results, strict=True):
             values[slot] = buffer
             if buffer.__class__ is ErrorBuffer:
-                self._blame(step, slot, buffer)
+                self._blame(step, buffer)
         runtime().region_launches += 1
-        LOG.add(Execution(batch.origins, step, self.reason, self.trigger, executable[0], hit, compiled - started))
+        execution = Execution(batch.origins, step, self.reason, self.trigger, executable[0], tier, seconds)
+        LOG.add(execution)
+        if LOG.observer is not None:
+            LOG.observer.launched(execution, arguments, results)
         return None
 
     def _settle(self, failure: BaseException | None) -> None:
@@ -168,18 +170,28 @@ class _Run:
                     pending.failure = self.failures.get(slot) or failure
         self.batch.inputs, self.batch.index, self.batch.references = [], {}, []
 
-    def _origin(self, step: Step) -> Origin:
-        return self.batch.origins[step.nodes[-1]]
+    def _culprit(self, step: Step) -> Origin:
+        """Which op of a region that failed it was: each is tried alone, with the region's own inputs."""
+        origins = [self.batch.origins[k] for k in step.nodes]
+        inputs = [self.batch.inputs[~i] if i < 0 else self.values[i] for i in step.inputs]
+        made: list[Buffer] = []
+        for (op, operands), origin in zip(step.region.key.nodes, origins, strict=True):
+            node = Node(op, tuple(~n for n in range(len(operands))))
+            alone = region(RegionKey((node,), tuple(range(len(op.layouts)))))
+            try:
+                arguments = [inputs[~o] if o < 0 else made[o] for o in operands]
+                results = alone.executable(self.options, [origin])[1].launch(arguments)
+            except PjrtError:
+                return origin
+            if any(result.__class__ is ErrorBuffer for result in results):
+                return origin
+            made += results
+        return origins[-1]  # none fails alone
 
-    def _blame(self, step: Step, slot: int, buffer: Buffer) -> None:
+    def _blame(self, step: Step, buffer: Buffer) -> None:
         assert isinstance(buffer, ErrorBuffer)
         if buffer.error.origin is None:
-            buffer.error.origin = self._origin(step)
-
-    def _where(self) -> str:
-        from emutpu.backend.errors import describe
-
-        return describe(*self.trigger[1:])
+            buffer.error.origin = self._culprit(step)
 
 
 TRACES = Traces()

@@ -167,7 +167,10 @@ def ready(cell: Cell, reason: str) -> Buffer:
     value = cell.value
     if value is None:
         layout = cell.layout
-        value = cell.value = runtime().client.from_host(np.zeros(layout.dims, numpy_dtype(layout.dtype)))
+        dtype, client = numpy_dtype(layout.dtype), runtime().client
+        # What computes nothing needs no memory either.
+        zeros = np.zeros(layout.dims, dtype) if client.computes else np.broadcast_to(np.zeros((), dtype), layout.dims)
+        value = cell.value = client.from_host(zeros)
     elif value.__class__ is Pending:
         pending: Any = value
         made: Buffer = pending.materialize(reason)

@@ -33,11 +33,12 @@ E = TypeVar("E", bound=Emit)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """What PyTorch's own meta kernel says of one result."""
+    """What PyTorch's own meta kernel says of one result. ``room`` elements of storage, where that is more than it fills."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    room: int = 0
 
 
 @dataclasses.dataclass(slots=True)
@@ -98,8 +99,12 @@ class Lowering:
     ``dots``    the op emits dots or convolutions, so the matmul precision is part of its key.
     ``reads``   False for in-place ops that overwrite their target without reading it.
     ``dynamic`` names of float arguments that are device inputs, like Scalars (a learning rate).
+    ``room``    how many elements the first result's storage holds beyond what it fills, from the arguments by name.
+    ``shapes``  names of tensors of which only size, strides and dtype matter: they are no operands.
     ``dispatched`` False for rows that only other kernels of ours call.
     ``beyond``  the real device has no kernel for it: registered only with ``EMUTPU_BEYOND=1``.
+    ``typed``   a Scalar that the device takes in the dtype of a tensor or dtype argument, and that argument: an int and a
+                float given with a floating-point one are the same program.
     ``around``  makes what the dispatcher calls from the generated kernel, for ops with something to do on the host first.
     """
 
@@ -113,9 +118,12 @@ class Lowering:
     dots: bool = False
     reads: bool = True
     dynamic: frozenset[str] = frozenset()
+    room: Callable[[dict[str, Any]], int] | None = None
+    shapes: frozenset[str] = frozenset()
     dispatched: bool = True
     beyond: bool = False
     around: Callable[[Any], Callable[..., Any]] | None = None
+    typed: tuple[str, str] | None = None
 
 
 LOWERINGS: dict[str, Lowering] = {}
@@ -130,7 +138,7 @@ def _add(row: Lowering) -> None:
 def lowering(schema: str, **options: Any) -> Callable[[E], E]:
     """Register the decorated function for ``schema``, written as ATen writes it: ``"mm(Tensor self, …) -> Tensor"``."""
     name = schema.partition("(")[0]
-    for option in ("static", "dynamic"):
+    for option in ("static", "dynamic", "shapes"):
         if isinstance(options.get(option), str):
             options[option] = frozenset(options[option].split())
 

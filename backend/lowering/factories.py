@@ -1,10 +1,8 @@
-"""Factories whose value is more than one number: ranges, identities, index triangles.
-
-``full``, ``zeros``, ``ones`` and their like are PyTorch's own compositions: an empty tensor and one fill.
-"""
+"""Factories: constants, ranges, identities, index triangles."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +13,30 @@ from emutpu.backend.lowering._registry import Context, lowering
 
 __all__: list[str] = []
 
+_FORMAT = "MemoryFormat? memory_format=None"
 _OPTIONS = "ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None"
+
+
+def _zeros(cx: Context, *arguments: Any) -> Value:
+    return cx.builder.full(0, cx.output.size, cx.output.dtype)
+
+
+def _ones(cx: Context, *arguments: Any) -> Value:
+    return cx.builder.full(1, cx.output.size, cx.output.dtype)
+
+
+# The dispatcher's kernels of these are in :mod:`emutpu.backend.metadata`: they may be the first op of a program.
+lowering(f"zeros(SymInt[] size, *, {_OPTIONS}) -> Tensor", dispatched=False)(_zeros)
+lowering(f"ones(SymInt[] size, *, {_OPTIONS}) -> Tensor", dispatched=False)(_ones)
+lowering(f"zeros_like(Tensor self, *, {_OPTIONS}, {_FORMAT}) -> Tensor", shapes="self", dispatched=False)(_zeros)
+lowering(f"ones_like(Tensor self, *, {_OPTIONS}, {_FORMAT}) -> Tensor", shapes="self", dispatched=False)(_ones)
+
+
+@lowering(
+    f"full(SymInt[] size, Scalar fill_value, *, {_OPTIONS}) -> Tensor", dispatched=False, typed=("fill_value", "dtype")
+)
+def _full(cx: Context, size: Sequence[int], value: Value, *options: Any) -> Value:
+    return cx.scalar(value, cx.output.dtype).broadcast(cx.output.size)
 
 
 def _ramp(cx: Context, start: float, step: float) -> Value:

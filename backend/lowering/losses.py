@@ -175,7 +175,13 @@ def _wide(*values: Value | None) -> list[Any]:
     return [None if v is None else v.convert(dtype) for v in values]
 
 
-@lowering("mse_loss(Tensor self, Tensor target, int reduction=1) -> Tensor")
+def _room_of_every_error(arguments: dict[str, Any]) -> int:
+    """The device reduces into the storage of the unreduced result, and reads a reduced loss through a view of it."""
+    count = math.prod(torch.broadcast_shapes(arguments["self"].shape, arguments["target"].shape))
+    return count if arguments["reduction"] and count > 1 else 0
+
+
+@lowering("mse_loss(Tensor self, Tensor target, int reduction=1) -> Tensor", room=_room_of_every_error)
 def _mse(cx: Context, x: Value, target: Value, reduction: int) -> Value:
     x, target = _wide(x, target)
     error = x - target

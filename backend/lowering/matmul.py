@@ -222,3 +222,12 @@ def _solve_triangular(cx: Context, a: Value, b: Value, upper: bool, left: bool, 
         unit_diagonal=str(unitriangular).lower(),
         transpose_a="#stablehlo<transpose NO_TRANSPOSE>",
     )
+
+
+@lowering("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor", dots=True)
+def _linear(cx: Context, x: Value, weight: Value, bias: Value | None) -> Value:
+    require_float(cx, "linear")
+    product = contract(x, weight, ((x.ndim - 1,), (weight.ndim - 1,)))
+    if bias is not None:
+        product = product + bias.convert(product.dtype).broadcast(product.shape)
+    return product.convert(cx.output.dtype)

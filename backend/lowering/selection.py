@@ -46,6 +46,16 @@ def _count_nonzero(cx: Context, x: Value) -> Value:
     return x.convert(torch.bool).convert(torch.int64).sum(range(x.ndim))
 
 
+def _bool_meta(*arguments: object) -> torch.Tensor:
+    return torch.empty((), dtype=torch.bool, device="meta")
+
+
+@lowering("equal(Tensor self, Tensor other) -> bool", meta=lambda self, other: _bool_meta(), dispatched=False)
+def _equal(cx: Context, x: Value, y: Value) -> Value:
+    """Whether all elements are equal: a bool on the device."""
+    return x.eq(y).all(range(x.ndim))
+
+
 @lowering("nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor", dispatched=False)
 def _nonzero(cx: Context, x: Value, size: int, fill_value: int) -> Value:
     if 0 in cx.output.size:

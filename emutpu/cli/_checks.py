@@ -255,28 +255,51 @@ def _topology(environment: Environment, root: Path = Path("/")) -> Iterator[Chec
 def _cache(environment: Environment) -> Iterator[Check]:
     path = _value("cache_dir", environment)
     if not isinstance(path, str):
-        yield Check("cache", OK, "no persistent cache (EMUTPU_CACHE_DIR is not set)")
-        return
-    if not os.path.isdir(path):
+        yield Check("cache", OK, "EMUTPU_CACHE_DIR is not set")
+    elif not os.path.isdir(path):
         yield Check("cache", FAIL, f"EMUTPU_CACHE_DIR={path} is not a directory", f"mkdir -m 700 -p {path}")
-        return
+    else:
+        yield from _cache_folder("cache", path)
+
+
+def _persistent_cache(environment: Environment) -> Iterator[Check]:
+    root = _value("tier3_cache_root", environment)
+    if not isinstance(root, str):
+        yield Check("cache.persistent", OK, "no persistent cache (TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT is not set)")
+    elif "://" in root and not root.startswith(("file://", "local://")):
+        if _value("cache_key", environment) is None:
+            yield Check(
+                "cache.persistent",
+                FAIL,
+                f"{root} is remote, and its entries are native code: without a secret it is not used",
+                "set EMUTPU_CACHE_KEY to the secret that signs them",
+            )
+        else:
+            yield Check("cache.persistent", OK, f"{root} (signed)")
+    elif os.path.isdir(root.partition("://")[2] or root):
+        yield from _cache_folder("cache.persistent", root.partition("://")[2] or root)
+    else:
+        yield Check("cache.persistent", OK, f"{root} will be made")
+
+
+def _cache_folder(name: str, path: str) -> Iterator[Check]:
     status = os.stat(path)
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid != os.getuid():
         yield Check(
-            "cache",
+            name,
             FAIL,
             f"{path} belongs to user {status.st_uid}, who could plant native code in it",
             "use a directory of your own",
         )
     elif mode & (stat.S_IWGRP | stat.S_IWOTH):
-        yield Check("cache", FAIL, f"others may write native code into {path} (mode {mode:04o})", f"chmod 700 {path}")
+        yield Check(name, FAIL, f"others may write native code into {path} (mode {mode:04o})", f"chmod 700 {path}")
     elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        yield Check("cache", FAIL, f"{path} cannot be written (mode {mode:04o})", f"chmod 700 {path}")
+        yield Check(name, FAIL, f"{path} cannot be written (mode {mode:04o})", f"chmod 700 {path}")
     elif mode != 0o700:
-        yield Check("cache", WARN, f"others may read {path} (mode {mode:04o})", f"chmod 700 {path}")
+        yield Check(name, WARN, f"others may read {path} (mode {mode:04o})", f"chmod 700 {path}")
     else:
-        yield Check("cache", OK, path)
+        yield Check(name, OK, path)
 
 
 def _memory(environment: Environment) -> Iterator[Check]:
@@ -359,6 +382,7 @@ CHECKS: tuple[Callable[[Environment], Iterator[Check]], ...] = (
     _late,
     _topology,
     _cache,
+    _persistent_cache,
     _memory,
     _smoke,
 )

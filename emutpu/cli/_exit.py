@@ -15,6 +15,7 @@ class EmulatorExit(enum.IntEnum):
     NO_NAMESPACE = 72
     REPORT_NOT_WRITTEN = 73
     CACHE_UNUSABLE = 74
+    NO_COMPILER = 75
     FORBIDDEN = 77
 
 

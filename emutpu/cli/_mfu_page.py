@@ -71,7 +71,9 @@ def page(document: Document) -> str:
         f"{document['sequence']:,} tokens per sequence; throughput per {document['per']}, whose {document['dtype']} peak is "
         f"{document['peak_flops'] / 1e12:,.1f} TFLOP/s"
     )
-    notes = " ".join(str(note) + "." for name, note in document["notes"].items() if name != "mfu")
+    notes = " ".join(
+        str(note)[:1].upper() + str(note)[1:] + "." for name, note in document["notes"].items() if name != "mfu"
+    )
     footer = (
         "A multiply-add counts two; a training step three forward passes; recomputation nothing. Causal attention sees half "
         f"the sequence on average, a window at most its width. {notes} emutpu {document['emutpu']}."

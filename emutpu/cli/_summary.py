@@ -15,6 +15,8 @@ __all__ = ["print_summary"]
 
 _TOP_OPS = 8
 _TOP_FALLBACKS = 20
+_TOP_TIMES = 5
+_CROWDED = 0.8
 
 
 def print_summary(document: Document, console: Console) -> None:
@@ -31,7 +33,7 @@ def print_summary(document: Document, console: Console) -> None:
     else:
         _measured_rows(table, document)
     ended = f" ({document['signal']})" if document["signal"] else ""
-    table.add_row("modelled", Text("not available: " + document["notes"]["modelled"]))
+    _modelled_rows(table, document)
     table.add_row("wall time", f"{document['wall_seconds']:.2f} s on this host")
     table.add_row("exit code", f"{document['exit_code']}{ended}")
     console.print(table)
@@ -48,10 +50,68 @@ def _measured_rows(table: Table, document: Document) -> None:
     rate = f", {compiles['hits'] / compiles['requests']:.1%} hits" if compiles["requests"] else ""
     table.add_row("compile requests", f"{compiles['requests']:,}{rate}")
     table.add_row("compilations", f"{compiles['misses']:,} in {compiles['seconds']:.2f} s")
+    if document["regions"]:
+        table.add_row("regions", Text("\n".join(_region(row) for row in document["regions"])))
     table.add_row("CPU fallbacks", Text(_fallbacks(document)))
-    table.add_row("peak HBM", _bytes(document["peak_hbm_bytes"]))
+    table.add_row("peak HBM", Text(_memory(document)))
     if document["processes"] > 1:
         table.add_row("processes", f"{document['processes']} (counts added up, peak HBM of the fullest device)")
+
+
+def _region(row: Document) -> str:
+    return f"{row['count']:,} for {row['reason']}: {row['ops']:,} ops, {row['hits'] / row['count']:.1%} hits"
+
+
+def _memory(document: Document) -> str:
+    peak, memory = document["peak_hbm_bytes"], document["hbm"]
+    if memory is None:
+        return _bytes(peak)
+    lines = [f"{_bytes(peak)} of {_bytes(memory['chip_bytes'])} ({peak / memory['chip_bytes']:.1%}), modelled"]
+    if memory["missing_bytes"]:
+        where = f" in {memory['peak_op']} at {memory['peak_line']}" if memory["peak_op"] else ""
+        lines.append(f"does not fit: {_bytes(memory['missing_bytes'])} are missing{where}")
+    if memory["missing_bytes"] or peak > _CROWDED * memory["chip_bytes"]:
+        for held in memory["largest"]:
+            shape = ",".join(map(str, held["shape"]))
+            lines.append(f"{_bytes(held['bytes']):>12}  {held['dtype']}[{shape}]  {held['op']}  {held['line']}")
+    return "\n".join(lines)
+
+
+def _modelled_rows(table: Table, document: Document) -> None:
+    from rich.text import Text
+
+    known = document["modelled"]
+    if known["seconds"] is None:
+        table.add_row("modelled", Text("not available: " + document["notes"].get("modelled", "nothing was launched")))
+        return
+    bar = f", within a factor of {1 + known['error_bar']:.3g}" if known["error_bar"] is not None else ""
+    issue = known["host_issue_seconds"]
+    issued = "measured" if issue is None else f"{issue * 1e6:g} us per launch, assumed"
+    lines = [
+        f"{_seconds(known['seconds'])}{bar}",
+        f"device busy {_seconds(known['device_seconds'])}, {known['launches']:,} launches issued ({issued})",
+    ]
+    if known["mfu"] is not None:
+        use = f", HBM bandwidth {known['hbm_use']:.1%}" if known["hbm_use"] is not None else ""
+        lines.append(f"MFU {known['mfu']:.2%} (all FLOPs that run){use}; no ICI traffic modelled")
+    if known["step_seconds"] is not None:
+        share = f", MFU {known['step_mfu']:.2%}" if known["step_mfu"] is not None else ""
+        lines.append(f"optimizer step {_seconds(known['step_seconds'])} (median of {known['steps'] - 1}){share}")
+    table.add_row("modelled", Text("\n".join(lines)))
+    slow = [
+        f"{_seconds(row['seconds']):>10}  {row['launches']:>7,}  {row['name']}" for row in known["top"][:_TOP_TIMES]
+    ]
+    table.add_row("device time", Text("\n".join(slow) or "none"))
+    warned = [*known["assumptions"], *(f"{n:,} launches of {op} have no cost" for op, n in known["unmodelled"].items())]
+    if warned:
+        table.add_row("assumed", Text("\n".join(warned[:_TOP_TIMES])))
+
+
+def _seconds(value: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value * 1e6:.4g} us"
 
 
 def _fallbacks(document: Document) -> str:

@@ -105,9 +105,8 @@ def _accounting(parts: Any, choices: dict[str, Any]) -> Document:
     notes = {"mfu": "no --tokens-per-second was given"} if choices["tokens_per_second"] is None else {}
     if not parts.lm_head:
         notes["lm_head"] = "the model's vocabulary is not known, so its LM head counts nothing"
-    headline = by_head["with_lm_head" if choices["lm_head"] else "without_lm_head"]
-    document: dict[str, Any] = headline | by_head | {"components": dataclasses.asdict(parts), "notes": notes}
-    return document
+    headline: Document = by_head["with_lm_head" if choices["lm_head"] else "without_lm_head"]
+    return headline | by_head | {"components": dataclasses.asdict(parts), "notes": notes}
 
 
 def _print(document: Document, terminal: Console) -> None:

@@ -15,42 +15,14 @@ import click
 from emutpu import _settings
 from emutpu.cli._exit import EmulatorExit, EmulatorFailure
 from emutpu.cli._output import console, json_option, write_json
+from emutpu.cli._program import MODES, ProgramCommand, script
 
 __all__ = ["command", "run_program"]
-
-_MODES = {
-    "strict": {"TORCH_TPU_LAUNCH_BLOCKING": "0", "TORCH_TPU_DEFER_AND_FUSE": "0"},
-    "debug": {"TORCH_TPU_LAUNCH_BLOCKING": "1", "TORCH_TPU_DEFER_AND_FUSE": "0"},
-    "defer": {"TORCH_TPU_LAUNCH_BLOCKING": "0", "TORCH_TPU_DEFER_AND_FUSE": "1"},
-}
-_NOT_YET = {
-    "--dry-run": "there is no client that knows costs only",
-    "--trace": "there is no trace of the modelled device",
-}
-
-
-class _RunCommand(click.Command):
-    """Stops reading options at the program, as Python does: what follows SCRIPT or ``-m MODULE`` is the program's."""
-
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        takes_value = {
-            name
-            for parameter in self.params
-            if isinstance(parameter, click.Option) and not parameter.is_flag
-            for name in parameter.opts
-        }
-        at = 0
-        while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
-            if args[at] == "-m" or (args[at].startswith("-m") and not args[at].startswith("--")):
-                end = at + (2 if args[at] == "-m" else 1)
-                return super().parse_args(context, [*args[:end], "--", *args[end:]])
-            at += 2 if args[at] in takes_value else 1
-        return super().parse_args(context, args)
 
 
 @click.command(
     "run",
-    cls=_RunCommand,
+    cls=ProgramCommand,
     short_help="Run a program on the emulated device.",
     context_settings={"allow_interspersed_args": False},
 )
@@ -60,8 +32,19 @@ class _RunCommand(click.Command):
 @click.option("--precision", type=click.Choice(_settings.PRECISIONS), help="float32 matmul precision at the start.")
 @click.option("--allow-fallback", is_flag=True, help="Run ops that are not implemented on the CPU, and report them.")
 @click.option("--dry-run", is_flag=True, help="Shapes and costs only; nothing is computed.")
+@click.option(
+    "--dry-values", metavar="SEED", type=int, help="In a dry run, reads give made-up values instead of raising."
+)
+@click.option(
+    "--hbm", metavar="BYTES", help="Memory of the device, such as 16GiB; 'unlimited' reports what is missing."
+)
+@click.option("--host-issue", metavar="US", help="Modelled host time per launch in microseconds, or 'measured'.")
 @click.option("--pci", is_flag=True, help="Show the slice in /sys and /dev, for code that looks for TPUs there.")
-@click.option("--trace", metavar="FILE", help="Write a trace of the modelled device.")
+@click.option(
+    "--trace",
+    metavar="FILE",
+    help="Write a trace of the modelled device: .json for Perfetto, .xplane.pb or a directory for XProf.",
+)
 @json_option("Write the report as JSON; '-' is standard output, and the program's output then goes to standard error.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
@@ -72,6 +55,9 @@ def command(
     precision: str | None,
     allow_fallback: bool,
     dry_run: bool,
+    dry_values: int | None,
+    hbm: str | None,
+    host_issue: str | None,
     pci: bool,
     trace: str | None,
     json_path: str | None,
@@ -82,17 +68,23 @@ def command(
 
     Exits with the program's own code (128 + n when signal n killed it); 70-79 are failures of the emulator.
     """
-    asked = {"--dry-run": dry_run, "--trace": trace is not None}
-    for option, reason in _NOT_YET.items():
-        if asked[option]:
-            raise click.UsageError(f"{option} is not available in this version of emutpu: {reason}")
-    arguments = ["-m", module, *program] if module else _script(program)
-    environment: dict[str, str] = dict(_MODES[mode]) if mode else {}
+    arguments = ["-m", module, *program] if module else script(program)
+    environment: dict[str, str] = dict(MODES[mode]) if mode else {}
     environment |= _hardware(chip, topology)
     # With chips in sight jax would look for libtpu first; the emulator computes on jax's CPU device.
     environment |= {"JAX_PLATFORMS": "cpu"} if pci and not os.environ.get("JAX_PLATFORMS") else {}
     environment |= {"EMUTPU_PRECISION": precision} if precision else {}
     environment |= {"EMUTPU_ALLOW_FALLBACK": "1"} if allow_fallback else {}
+    if dry_values is not None and not dry_run:
+        raise click.UsageError("--dry-values is for --dry-run: values are computed otherwise")
+    further = {
+        "EMUTPU_CLIENT": "dry_run" if dry_run else None,
+        "EMUTPU_DRY_VALUES": None if dry_values is None else str(dry_values),
+        "EMUTPU_HBM": hbm,
+        "EMUTPU_HOST_ISSUE": host_issue,
+        "EMUTPU_TRACE": None if trace is None else _trace(trace),
+    }
+    environment |= {name: value for name, value in further.items() if value is not None}
     return run_program(arguments, environment, json_path, pci=pci)
 
 
@@ -120,15 +112,14 @@ def run_program(arguments: list[str], environment: dict[str, str], json_path: st
     return outcome.exit_code
 
 
-def _script(program: tuple[str, ...]) -> list[str]:
-    if not program:
-        raise click.UsageError("nothing to run: give a SCRIPT or -m MODULE")
-    script = program[0]
-    if script != "-" and not os.path.exists(script):
-        raise click.UsageError(f"there is no file {script!r}")
-    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
-        raise click.UsageError(f"{script!r} is a directory without a __main__.py")
-    return list(program)
+def _trace(path: str) -> str:
+    from emutpu.simulator.trace import trace_format
+
+    try:
+        trace_format(path)
+    except ValueError as error:
+        raise click.UsageError(f"--trace: {error}") from None
+    return os.path.abspath(path)
 
 
 def _hardware(chip: str | None, topology: str | None) -> dict[str, str]:

@@ -208,7 +208,12 @@ def test_answers(client: Client, options: CompileOptions) -> None:
     memory = executable.memory()
     assert memory.arguments == 8192
     assert memory.results == 4096
-    assert executable.cost() is None
+    assert memory.aliased == 0
+    cost = executable.cost()
+    assert cost is not None
+    assert cost.seconds > 0
+    assert cost.hbm_bytes >= 4096
+    assert executable.cost() == cost
     stats = client.memory_stats()
     assert 0 <= stats.bytes_in_use <= stats.peak_bytes_in_use
     assert stats.bytes_limit is None

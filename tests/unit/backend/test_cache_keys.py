@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from emutpu.backend.keys import STEM, Key, Versions, binary_fingerprint, source_
 from emutpu.backend.options import EagerMode, Options, Precision
 from emutpu.backend.pjrt import CompileOptions, Effort
 from emutpu.backend.runtime import runtime
-from emutpu.backend.strict import _Module
+from emutpu.backend.strict import OpModule
 
 PARTS = ("shapeless", "dimensions", "options")
 
@@ -41,7 +42,7 @@ def key_of(op: str, *values: Any, options: Options | None = None, donate: bool =
     signature = kernels._kernels[op].signature
     arguments = {a.name: a.default_value if a.has_default_value() else None for a in signature.schema.arguments}
     arguments |= dict(zip(arguments, values, strict=False)) | named
-    return _Module(signature, options or Options(), arguments, donate).key()
+    return OpModule(signature, options or Options(), arguments, donate).key()
 
 
 def changed(before: Key, after: Key) -> set[str]:
@@ -157,16 +158,21 @@ OPTIONS: dict[str, Any] = {
     "excess_precision": True,
     "overrides": (("xla_cpu_enable_fast_math", "true"),),
     "bounds_checks": True,
+    "flushes": True,
 }
+
+
+# Strict and Debug share their executables; deferring compiles with more effort, so it does not.
+NOT_IN_THE_KEY = {"mode": EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING}
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Options)])
 def test_every_option(field: str) -> None:
-    """Each option is in the third part, except the eager mode: Strict and Debug share their executables."""
+    """Each option is in the third part, except whether the op is waited for."""
     base = key_of("mm.default", tensor(2, 2), tensor(2, 2))
-    value = EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING if field == "mode" else OPTIONS[field]
+    value = (OPTIONS | NOT_IN_THE_KEY)[field]
     after = key_of("mm.default", tensor(2, 2), tensor(2, 2), options=dataclasses.replace(Options(), **{field: value}))
-    assert changed(base, after) == (set() if field == "mode" else {"options"})
+    assert changed(base, after) == (set() if field in NOT_IN_THE_KEY else {"options"})
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(CompileOptions) if f.compare])
@@ -181,7 +187,7 @@ def test_versions(changes: dict[str, Any]) -> None:
     """The versions of the emulated TorchTPU are in the third part, and in the binary fingerprint."""
     before, after = Versions(), dataclasses.replace(Versions(), **changes)
     assert changed(Key.of("a", "b", "c", before), Key.of("a", "b", "c", after)) == {"options"}
-    assert binary_fingerprint("client", before, "2.13") != binary_fingerprint("client", after, "2.13")
+    assert binary_fingerprint("client", before, "2.13", "s") != binary_fingerprint("client", after, "2.13", "s")
 
 
 def test_settable_versions(passes: Any) -> None:
@@ -196,10 +202,17 @@ def test_settable_versions(passes: Any) -> None:
     assert other.strip() == str(Key.of("a", "b", "c", Versions(7, "0.1")))
 
 
-def test_binary_fingerprint() -> None:
+def test_binary_fingerprint(tmp_path: Path) -> None:
     """It stands for the client, torch and our own sources; sixteen digits."""
-    base = binary_fingerprint("client", Versions(), "2.13")
-    assert len(base) == len(source_fingerprint()) == 16
-    assert base == binary_fingerprint("client", Versions(), "2.13")
-    assert base != binary_fingerprint("another client", Versions(), "2.13")
-    assert base != binary_fingerprint("client", Versions(), "2.14")
+    base = binary_fingerprint("client", Versions(), "2.13", "s")
+    assert len(base) == 16
+    assert base == binary_fingerprint("client", Versions(), "2.13", "s")
+    for other in (("another", "2.13", "s"), ("client", "2.14", "s"), ("client", "2.13", "t")):
+        assert base != binary_fingerprint(other[0], Versions(), *other[1:])
+    prints = []
+    for text in ("x = 1", "x = 2"):
+        folder = tmp_path / text[-1]
+        folder.mkdir()
+        (folder / "module.py").write_text(text)
+        prints.append(source_fingerprint(folder))
+    assert len({*prints, source_fingerprint(tmp_path)}) == 3

@@ -404,7 +404,7 @@ def test_streams() -> None:
 
 
 def test_events() -> None:
-    """Recording, host-measured times in milliseconds, and the errors."""
+    """Recording, modelled times in milliseconds, and the errors."""
     start, end, untimed = torch.tpu.Event(enable_timing=True), torch.tpu.Event(enable_timing=True), torch.tpu.Event()
     assert isinstance(start, torch.Event)
     assert repr(start) == "<torch.tpu.TpuEvent>"

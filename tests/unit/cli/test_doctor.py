@@ -267,3 +267,19 @@ def test_smoke_is_not_run_without_a_device() -> None:
     """A device that is switched off is a warning, not a failure of the device."""
     (check,) = _checks._smoke({"EMUTPU_CHIP": "none"})
     assert check.status == "warn"
+
+
+def test_persistent_cache(tmp_path: Path) -> None:
+    """A remote root needs a secret; a directory that others may write is no place for native code."""
+    name = "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"
+
+    def status(root: str, **others: str) -> str:
+        return by_name(_checks._persistent_cache({name: root} | others))["cache.persistent"].status
+
+    assert status("") == "ok"
+    assert (status("s3://bucket/x"), status("s3://bucket/x", EMUTPU_CACHE_KEY="k" * 16)) == ("fail", "ok")
+    assert status(str(tmp_path / "absent")) == "ok"
+    tmp_path.chmod(0o777)
+    assert (status(str(tmp_path)), status(f"file://{tmp_path}")) == ("fail", "fail")
+    tmp_path.chmod(0o700)
+    assert status(str(tmp_path)) == "ok"

@@ -14,7 +14,7 @@ import pytest
 from conftest import FAKE_DEVICE, child_environment
 
 from emutpu import _report
-from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
+from emutpu.backend.statistics import CompileStatistics, FallbackRecord, RegionStatistics, Statistics, TierStatistics
 
 Valid = Callable[[Any, str], dict[str, Any]]
 
@@ -23,8 +23,15 @@ def statistics(adds: int, peak: int) -> Statistics:
     """A small statistics object."""
     return Statistics(
         ops={"aten.mm": 2, "aten.add.Tensor": adds, "aten.never_called": 0},
-        compiles=CompileStatistics(requests=adds + 2, hits=adds, misses=2, seconds=0.5),
+        compiles=CompileStatistics(
+            requests=adds + 2,
+            hits=adds,
+            misses=2,
+            seconds=0.5,
+            tiers=(TierStatistics(1, None, adds - 1, 3), TierStatistics(2, "/dev/shm/x", 1, 2, writes=2, seconds=0.25)),
+        ),
         fallbacks=(FallbackRecord("aten.median", 1, "a.py:3"),),
+        regions=(RegionStatistics(".cpu()", 3, 20, 1), RegionStatistics("debug_mode", adds, adds, 0)),
         live_buffers=0,
         live_hbm_bytes=0,
         peak_hbm_bytes=peak,
@@ -36,9 +43,13 @@ def test_document_of_a_process(valid: Valid) -> None:
     document = valid(_report.run_document("v5e", statistics(5, 100), client="cpu", mode="strict"), "run")
     assert list(document["ops"]["by_name"].items()) == [("aten.add.Tensor", 5), ("aten.mm", 2)]
     assert document["ops"]["dispatched"] == 7
-    assert document["modelled"] == {"seconds": None, "mfu": None, "error_bar": None}
+    assert set(document["modelled"].values()) == {None}
     assert document["fallbacks"] == [{"op": "aten.median", "count": 1, "location": "a.py:3"}]
-    assert {"modelled", "regions", "compiles.by_tier"} <= document["notes"].keys()
+    assert {"modelled"} <= document["notes"].keys()
+    assert document["regions"][0] == {"reason": "debug_mode", "count": 5, "ops": 5, "hits": 0}
+    assert document["regions"][1] == {"reason": ".cpu()", "count": 3, "ops": 20, "hits": 1}
+    assert list(document["compiles"]["by_tier"]) == ["1", "2"]
+    assert document["compiles"]["by_tier"]["2"]["writes"] == 2
 
 
 def test_process_without_a_device_reports_zeros(valid: Valid) -> None:
@@ -57,7 +68,10 @@ def test_merge_adds_counts_and_keeps_the_fullest_device(valid: Valid) -> None:
     assert merged["client"] == "cpu"
     assert merged["ops"] == {"dispatched": 9, "by_name": {"aten.add.Tensor": 5, "aten.mm": 4}}
     assert merged["compiles"]["requests"] == 9
+    assert [tuple(row.values()) for row in merged["regions"]] == [(".cpu()", 6, 40, 2), ("debug_mode", 5, 5, 0)]
     assert merged["compiles"]["seconds"] == 1.0
+    assert {tier: row["hits"] for tier, row in merged["compiles"]["by_tier"].items()} == {"1": 3, "2": 2}
+    assert merged["compiles"]["by_tier"]["2"]["seconds"] == 0.5
     assert merged["fallbacks"] == [{"op": "aten.median", "count": 2, "location": "a.py:3"}]
     assert merged["peak_hbm_bytes"] == 400
 

@@ -205,7 +205,6 @@ def test_variables_of_the_shell_are_kept(emutpu: Command, program: Write) -> Non
         (["--precision", "medium", "program.py"], "medium"),
         (["--pci", "--chip", "none", "program.py"], "emulates a host without one"),
         (["--pci", "--chip", "v8i", "program.py"], "pci_device is not published"),
-        (["--trace", "t.json", "program.py"], "--trace is not available"),
         (["--topology", "v5e-7", "program.py"], "the closest legal N are 1, 4, 8"),
         (["--topology", "cube", "program.py"], "expected CHIP-SIZE"),
         (["--topology", "v5p-2", "--chip", "v5e", "program.py"], "contradicts"),
@@ -259,7 +258,7 @@ def test_defect_of_the_emulator_is_no_finding(
     """An exception inside emutpu exits with 70 and shows its traceback."""
     from emutpu.cli import _main, run
 
-    def broken(*arguments: object) -> int:
+    def broken(*arguments: object, **options: object) -> int:
         raise LookupError("a defect")
 
     monkeypatch.setattr(run, "run_program", broken)

@@ -1,0 +1,214 @@
+"""What the clients have in common: the state of a client, and what an executable knows of its module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from emutpu.backend.pjrt import (
+    Aval,
+    Buffer,
+    CompileOptions,
+    ErrorBuffer,
+    ExecutableMemory,
+    FailedPrecondition,
+    InvalidArgument,
+    ModelledCost,
+    Topology,
+)
+
+from . import _blob
+from ._model import Modelled, modelled
+from ._modules import ModuleInfo
+from .checks import check_arguments, check_options, propagate
+from .hbm import total_bytes
+
+__all__ = ["EmulatedBuffer", "EmulatedClient", "EmulatedExecutable", "Launch"]
+
+Launch = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class EmulatedBuffer:
+    """A buffer of our own: shape and dtype, ready at once. Subclasses may hold a value."""
+
+    __slots__ = ("_deleted", "aval")
+
+    def __init__(self, aval: Aval) -> None:
+        self.aval = aval
+        self._deleted = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.aval.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.aval.nbytes
+
+    def is_deleted(self) -> bool:
+        return self._deleted
+
+    def delete(self) -> None:
+        self._deleted = True
+
+    def is_ready(self) -> bool:
+        return True
+
+    def block_until_ready(self) -> EmulatedBuffer:
+        """Raises FailedPrecondition for a deleted buffer."""
+        if self._deleted:
+            raise FailedPrecondition("the buffer has been deleted or donated")
+        return self
+
+
+class EmulatedClient:
+    """Topology, being open, and whether this process may use the client."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self._closed = False
+        self._process = os.getpid()
+
+    def check_open(self) -> None:
+        """Raise FailedPrecondition after :meth:`close` and in a forked child."""
+        if self._closed:
+            raise FailedPrecondition("the client is closed")
+        if os.getpid() != self._process:
+            raise FailedPrecondition(
+                "the client was made in another process: its threads do not survive fork and the next compilation "
+                "would hang; start workers with 'spawn' or 'forkserver'"
+            )
+
+    def check_compile(self, options: CompileOptions) -> None:
+        """Raise FailedPrecondition, InvalidArgument or Unimplemented unless ``options`` can be compiled for here."""
+        self.check_open()
+        check_options(self.topology, options)
+
+    def close(self) -> None:
+        """Refuse every later use with FailedPrecondition."""
+        self._closed = True
+
+    def fingerprint(self) -> str:
+        """Identifies what decides the generated code besides module and options."""
+        raise NotImplementedError
+
+    def unpack(self, blob: bytes, options: CompileOptions) -> _blob.Contents:
+        """What is in a serialised executable. Raises InvalidArgument for a corrupt or foreign one."""
+        self.check_compile(options)
+        return _blob.unpack(blob, self.fingerprint())
+
+
+class EmulatedExecutable:
+    """A module on one device: its interface, what it would cost on the chip, and the checks of :meth:`execute`.
+
+    ``module`` is the canonical bytecode; the cost is modelled when it is first asked for, and kept.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_client",
+        "_info",
+        "_modelled",
+        "_module",
+        "_options",
+        "arguments",
+        "donated",
+        "launch",
+        "name",
+        "results",
+    )
+
+    def __init__(
+        self, client: EmulatedClient, info: ModuleInfo, module: bytes, options: CompileOptions, launch: Launch
+    ) -> None:
+        self._client = client
+        self._info = info
+        self._module = module
+        self._options = options
+        self._modelled: Modelled | None = None
+        self.name = info.name
+        self.arguments = info.arguments
+        self.results = info.results
+        self.donated = info.donated
+        self.launch = launch
+
+    def execute(self, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Check every argument, then launch. Raises InvalidArgument or FailedPrecondition."""
+        self._client.check_open()
+        check_arguments(self.name, self.arguments, arguments)
+        return self.launch(arguments)
+
+    def _code(self) -> bytes:
+        """Generated code, if there is any."""
+        return b""
+
+    def _features(self, code: bytes) -> frozenset[str]:
+        """CPU features that the code needs."""
+        return frozenset()
+
+    def serialize(self) -> bytes:
+        """Interface, canonical module and code under a checksum, for :meth:`Client.deserialize`."""
+        self._client.check_open()
+        code = self._code()
+        return _blob.pack(self._info, self._client.fingerprint(), self._module, code, self._features(code))
+
+    @property
+    def _figures(self) -> Modelled:
+        if self._modelled is None:
+            self._modelled = modelled(self._module, self._info, self._client.topology, self._options)
+        return self._modelled
+
+    def memory(self) -> ExecutableMemory:
+        """Bytes of the emulated device's memory, tiles filled up; ``temporaries`` by the cost model."""
+        return ExecutableMemory(
+            arguments=total_bytes(self.arguments),
+            results=total_bytes(self.results),
+            temporaries=self._figures.temporaries,
+            code=0,
+            aliased=total_bytes(self.results[index] for index in self._info.reused),
+        )
+
+    def cost(self) -> ModelledCost | None:
+        """What the emulated chip would spend on a launch."""
+        return self._figures.cost
+
+
+def emulated_launch(
+    client: EmulatedClient, info: ModuleInfo, kind: type[Any], run: Callable[[Sequence[Any]], Sequence[Any]]
+) -> Launch:
+    """``run`` behind what every launch owes: an open client, failures that spread, buffers of ``kind``, donation."""
+    name, results, donated = info.name, info.results, info.donated
+
+    def launch(arguments: Sequence[Any]) -> Sequence[Any]:
+        client.check_open()
+        failed = propagate(arguments, results, donated)
+        if failed is not None:
+            return failed
+        for position, argument in enumerate(arguments):
+            if not isinstance(argument, kind):
+                raise InvalidArgument(f"a {type(argument).__name__} is no buffer of this client", op=name)
+            if argument.is_deleted():
+                raise FailedPrecondition(f"argument {position} of {name} has been deleted or donated", op=name)
+        made = run(arguments)
+        for position in donated:
+            arguments[position].delete()
+        return made
+
+    return launch
+
+
+def readable(buffer: Any, kind: type[Any]) -> None:
+    """Raise the error of a failed buffer, InvalidArgument for another client's, FailedPrecondition for a deleted one."""
+    if isinstance(buffer, ErrorBuffer):
+        raise buffer.error
+    if not isinstance(buffer, kind):
+        raise InvalidArgument(f"a {type(buffer).__name__} is no buffer of this client")
+    if buffer.is_deleted():
+        raise FailedPrecondition("the buffer has been deleted or donated")

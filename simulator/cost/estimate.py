@@ -1,0 +1,341 @@
+"""The cost of a canonical module on a chip: a pure function, the same to the last digit wherever it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+from emutpu.simulator.chips import Chip
+
+from . import collectives, memory, work
+from .control import trips
+from .graph import Graph, Node, read
+from .kernels import PRODUCTS, Kernel, fuse
+from .rates import Expected, Rates, expected, rates
+from .relayout import copies
+from .schedule import Placement, place
+from .simplify import simplify
+from .tables import COLLECTIVES, ELEMENTWISE, FREE, MOVEMENT
+from .units import Cycles, cycles
+
+__all__ = ["Collective", "Estimate", "FusionCost", "Level", "estimate"]
+
+Level = Literal["eager", "compiled"]
+_CONTROL = frozenset({"while", "case", "if"})
+# Kernels without a figure in the compiler's estimated_cycles.
+_UNTIMED = frozenset(
+    {
+        "gather",
+        "scatter",
+        "sort",
+        "top_k",
+        "select_and_scatter",
+        "cholesky",
+        "triangular_solve",
+        "custom_call",
+        *_CONTROL,
+    }
+)
+_SMALL = 1024  # elements of a result that never bounds anything
+_STREAMED = 4  # the compiler counts a fetch into VMEM as four transfers: both ends of its start and of its end
+_EAGER_MXU = 3.3  # an op compiled at the eager level: 3,571,318 against 1,083,068 cycles for 4096^3 on v5e
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FusionCost:
+    """One kernel. ``ops`` in program order, ``bytes`` as the compiler counts, ``unit`` is the busiest one."""
+
+    ops: tuple[str, ...]
+    flops: float
+    bytes: float
+    seconds: float
+    unit: str
+    cycles: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective: bytes of its operand, devices of a group, and the seconds its transfers take."""
+
+    op: str
+    bytes: int
+    devices: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the model says of one launch; seconds and bytes are of one device. All figures are modelled, none measured.
+
+    ``hbm_bytes`` and ``roofline_seconds`` follow the compiler's accounting (every operand and result of every kernel,
+    fetches into VMEM four times); ``expected_seconds`` applies measured efficiencies, and ``error_bar`` holds the
+    factors between which the truth is expected. ``peak`` names the rate that bounds, ``bound`` the unit.
+    """
+
+    flops: float
+    transcendentals: float
+    hbm_bytes: float
+    cycles: float
+    roofline_seconds: float
+    expected_seconds: float
+    peak: str
+    bound: str
+    peak_hbm_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    mxu_seconds: float
+    vpu_seconds: float
+    hbm_seconds: float
+    ici_seconds: float
+    fusions: tuple[FusionCost, ...]
+    collectives: tuple[Collective, ...]
+    assumptions: tuple[str, ...]
+    error_bar: tuple[float, float]
+
+
+def estimate(module: bytes | str, chip: Chip, level: Level = "compiled") -> Estimate:
+    """Cost of a StableHLO module (bytecode or text) on one device of ``chip``.
+
+    ``compiled`` is what torch.compile gets; ``eager`` compiles at the lower level of single ops: no fetching ahead and a
+    slower MXU schedule. Raises InvalidArgument for a malformed module, Unimplemented for an operation nobody can cost,
+    ValueError for a chip or level without constants.
+    """
+    if level not in get_args(Level):
+        raise ValueError(f"unknown level {level!r}: choose eager or compiled")
+    return Model(chip, level, rates(chip), expected()).run(read(module))
+
+
+class Model:
+    def __init__(self, chip: Chip, level: Level, constants: Rates, measured: Expected) -> None:
+        self.chip = chip
+        self.level = level
+        self.rates = constants
+        self.expected = measured
+        self.assumptions: dict[str, None] = {}
+        if self.rates.derived:
+            self.assume(self.rates.derived)
+
+    def assume(self, text: str) -> None:
+        self.assumptions[text] = None
+
+    def run(self, graph: Graph, *, inner: bool = False) -> Estimate:
+        graph = simplify(graph, vector_products=self.rates.vector_products, result_copies=not inner)
+        return self.cost(
+            graph,
+            [
+                kernel
+                for kernel in fuse(graph, chains=self.rates.chains)
+                if not memory.is_bitcast(kernel, graph.outputs)
+            ],
+        )
+
+    def cost(self, graph: Graph, kernels: list[Kernel]) -> Estimate:
+        """The estimate of a fused graph."""
+        outputs = {id(node) for node in graph.outputs}
+        traffic = [self._traffic(kernel, outputs) for kernel in kernels]
+        spent = [cycles(kernel, moved, self.rates) for kernel, moved in zip(kernels, traffic, strict=True)]
+        placement = self._place(graph, kernels, outputs, spent)
+        parts = [self._part(*each, placement) for each in zip(kernels, traffic, spent, strict=True)]
+        return self._sum(graph, kernels, parts, placement)
+
+    def _control(self, node: Node) -> tuple[Estimate, int]:
+        """The estimate of what a loop repeats or a branch takes at most, and how often it runs."""
+        if node.op == "while":
+            count = trips(node)
+            if count is None:
+                self.assume("while: the number of iterations is not known here; counted once")
+                count = 1
+            else:
+                self.assume(f"while: {count} iterations counted; the compiler's own estimate counts a body once")
+            return self._inner().run(node.bodies[1], inner=True), count
+        branches = [self._inner().run(body, inner=True) for body in node.bodies]
+        self.assume(f"{node.op}: its most expensive branch is counted")
+        return max(branches, key=lambda branch: branch.roofline_seconds), 1
+
+    def _inner(self) -> Model:
+        return Model(self.chip, self.level, self.rates, self.expected)
+
+    def _place(self, graph: Graph, kernels: list[Kernel], outputs: set[int], spent: list[Cycles]) -> Placement:
+        if self.level == "eager":
+            return place(kernels, [], outputs, 0, [0.0] * len(kernels), [])
+        seconds = [each.total / self.rates.clock for each in spent]
+        capacity = int(self.rates.vmem * self.rates.vmem_share)
+        return place(kernels, graph.arguments, outputs, capacity, seconds, [self.rates.bandwidth])
+
+    def _traffic(self, kernel: Kernel, outputs: set[int]) -> memory.Traffic:
+        around = copies(kernel, outputs, self.rates)
+        read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
+        if kernel.rows:
+            read_bytes *= 2
+        return memory.Traffic(read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels)
+
+    def _part(self, kernel: Kernel, moved: memory.Traffic, spent: Cycles, placement: Placement) -> _Part:
+        flops = transcendentals = 0.0
+        for member in kernel.members.values():
+            self._known(member)
+            flops += work.flops(member)
+            transcendentals += work.transcendentals(member)
+        if not self.rates.native_bf16 and kernel.kind in ("loop", "reduce"):
+            flops += work.conversions(kernel.members.values(), kernel.roots)
+        if kernel.softmax and self.rates.recomputes_scores:
+            flops += sum(work.flops(m) for m in kernel.members.values() if m.op == "dot_general")
+        inside = sum(v.spec.padded for v in kernel.reads if id(v) in placement.resident)
+        kept = sum(v.spec.padded for v in kernel.roots if id(v) in placement.resident)
+        moved.hbm = max(0, moved.counted - inside - kept)
+        moved.to_hbm = any(v.spec.size > _SMALL and id(v) not in placement.resident for v in kernel.roots)
+        if kernel.kind in PRODUCTS:  # their results take less time to VMEM
+            spent = cycles(kernel, moved, self.rates)
+        own = (moved.counted - moved.copied) / self.rates.bandwidth
+        seconds = max(flops / self.rates.peak, own) + moved.copied / self.rates.bandwidth
+        return _Part(flops, transcendentals, moved, spent, seconds)
+
+    def _known(self, node: Node) -> None:
+        if node.op in ELEMENTWISE or node.op in FREE or node.op in MOVEMENT or node.op in _KNOWN:
+            return
+        name = f"{node.op} {node.attrs[0]}" if node.op == "custom_call" else node.op
+        self.assume(f"{name}: not modelled; counted as reading its operands and writing its results once")
+
+    def _sum(self, graph: Graph, kernels: list[Kernel], parts: list[_Part], placement: Placement) -> Estimate:
+        found = []
+        for kernel in kernels:
+            if kernel.kind in COLLECTIVES:
+                seconds = collectives.seconds(kernel.key, self.chip)
+                devices = kernel.key.attrs[1]
+                found.append(Collective(kernel.key.op, kernel.key.inputs[0].spec.bytes, devices, seconds))
+                self.assume(collectives.ASSUMPTION)
+        fusions, hbm_bytes, roofline, mxu, vpu, hbm, total_cycles = [], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        expected_seconds = self.expected.launch_seconds
+        inner = [self._control(kernel.key) for kernel in kernels if kernel.kind in _CONTROL]
+        for kernel, part, fetched in zip(kernels, parts, placement.fetched, strict=True):
+            if kernel.kind in _CONTROL:
+                continue
+            if kernel.kind in _UNTIMED:
+                self.assume(f"cycles: the compiler's count has none for {kernel.kind}; expected_seconds has its time")
+            counted = part.moved.counted + _STREAMED * fetched
+            seconds = part.roofline + _STREAMED * fetched / self.rates.bandwidth
+            matrix = part.cycles.mxu / self.rates.clock * (_EAGER_MXU if self.level == "eager" else 1.0)
+            traffic = part.moved.hbm + fetched
+            mxu += matrix
+            vpu += part.cycles.vpu / self.rates.clock
+            hbm += traffic / self.rates.bandwidth
+            hbm_bytes += counted
+            roofline += seconds
+            total_cycles += (part.cycles.copies if kernel.kind in _UNTIMED else part.cycles.total) + (
+                part.cycles.mxu * (_EAGER_MXU - 1) if self.level == "eager" else 0.0
+            )
+            expected_seconds += max(
+                matrix / self.expected.matmul_efficiency,
+                traffic / self.rates.bandwidth / self.expected.bandwidth_efficiency,
+                part.cycles.vpu / self.rates.clock,
+            )
+            ordered = sorted((m for m in kernel.members.values() if m.op not in FREE), key=lambda member: member.index)
+            ops = tuple(member.name for member in ordered) or (kernel.key.name,)
+            fusions.append(
+                FusionCost(ops, part.flops, counted, seconds, _unit(kernel, part, self.rates), part.cycles.total)
+            )
+        own = _Totals(
+            sum(part.flops for part in parts),
+            sum(part.transcendentals for part in parts),
+            hbm_bytes,
+            total_cycles,
+            roofline,
+            expected_seconds,
+            mxu,
+            vpu,
+            hbm,
+            sum(c.seconds for c in found),
+        )
+        for estimate_, count in inner:
+            own = own.plus(estimate_, count)
+            fusions += list(estimate_.fusions)
+            found += list(estimate_.collectives)
+            for text in estimate_.assumptions:
+                self.assume(text)
+        temporaries = placement.temporaries + max((e.temp_bytes for e, _ in inner), default=0)
+        return self._report(graph, own, temporaries, fusions, found)
+
+    def _report(
+        self, graph: Graph, own: _Totals, temporaries: int, fusions: list[FusionCost], found: list[Collective]
+    ) -> Estimate:
+        units = {"mxu": own.mxu, "vpu": own.vpu, "hbm": own.hbm, "ici": own.ici}
+        bound = max(units, key=lambda name: units[name])
+        arguments = sum(node.spec.padded for node in graph.arguments)
+        results = sum(spec.padded for node in graph.outputs for spec in (node.spec,))
+        donated = sum(graph.arguments[index].spec.padded for index in graph.donated)
+        compute = own.flops / self.rates.peak > own.roofline / 2
+        return Estimate(
+            flops=own.flops,
+            transcendentals=own.transcendentals,
+            hbm_bytes=own.hbm_bytes,
+            cycles=own.cycles,
+            roofline_seconds=own.roofline + own.ici,
+            expected_seconds=own.expected + own.ici,
+            peak="ici bandwidth" if bound == "ici" else ("bf16 flops" if compute else "hbm bandwidth"),
+            bound=bound,
+            peak_hbm_bytes=arguments + max(0, results - min(donated, results)) + temporaries,
+            argument_bytes=arguments,
+            output_bytes=results,
+            temp_bytes=temporaries,
+            mxu_seconds=own.mxu,
+            vpu_seconds=own.vpu,
+            hbm_seconds=own.hbm,
+            ici_seconds=own.ici,
+            fusions=tuple(fusions),
+            collectives=tuple(found),
+            assumptions=tuple(self.assumptions),
+            error_bar=(self.expected.low, self.expected.high),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Totals:
+    flops: float
+    transcendentals: float
+    hbm_bytes: float
+    cycles: float
+    roofline: float
+    expected: float
+    mxu: float
+    vpu: float
+    hbm: float
+    ici: float
+
+    def plus(self, inner: Estimate, count: int) -> _Totals:
+        """With what ``count`` runs of ``inner`` add; its collectives are in its seconds already."""
+        return _Totals(
+            self.flops + count * inner.flops,
+            self.transcendentals + count * inner.transcendentals,
+            self.hbm_bytes + count * inner.hbm_bytes,
+            self.cycles + count * inner.cycles,
+            self.roofline + count * (inner.roofline_seconds - inner.ici_seconds),
+            self.expected + count * (inner.expected_seconds - inner.ici_seconds),
+            self.mxu + count * inner.mxu_seconds,
+            self.vpu + count * inner.vpu_seconds,
+            self.hbm + count * inner.hbm_seconds,
+            self.ici + count * inner.ici_seconds,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    flops: float
+    transcendentals: float
+    moved: memory.Traffic
+    cycles: Cycles
+    roofline: float
+
+
+def _unit(kernel: Kernel, part: _Part, chip: Rates) -> str:
+    if kernel.kind in COLLECTIVES:
+        return "ici"
+    hbm = part.moved.hbm / chip.bandwidth * chip.clock
+    units = {"mxu": part.cycles.mxu, "vpu": part.cycles.vpu, "hbm": hbm}
+    return max(units, key=lambda name: units[name])
+
+
+_KNOWN = frozenset(
+    {"parameter", "result", "dot_general", "dot", "vector_product", "convolution", "reduce", "reduce_window", "gather",
+     "scatter", "sort", "top_k", "dynamic_update_slice", "select_and_scatter", "fft", "triangular_solve", "cholesky",
+     "rng", "rng_bit_generator", "while", "case", "if", *COLLECTIVES}
+)  # fmt: skip

@@ -1,0 +1,140 @@
+"""Copies between layouts that the compiler puts around operations which need a certain minor dimension.
+
+An argument or result of the program lies as it pads least (:func:`.layout.natural`); a convolution and a pooling
+window want features minor and the batch second, a sort and a running sum want their dimension out of the lanes. Values
+between two kernels are written as their reader wants them, so only the ends of the program pay.
+"""
+
+from __future__ import annotations
+
+from .attributes import Convolution
+from .graph import BITS, Node, Spec
+from .kernels import Kernel
+from .layout import LANES, laid_elements
+from .rates import Rates
+from .work import tree_reduction
+
+__all__ = ["Copies", "copies", "lies_as_wanted"]
+
+_FEW_FEATURES = 8  # fewer input features than this: the batch goes into the lanes instead
+
+
+class Copies:
+    """What relayouts add to a kernel: bytes of the copies, and bytes by which its own operand and result grow."""
+
+    __slots__ = ("copied", "grown", "kernels")
+
+    def __init__(self, copied: int = 0, grown: int = 0, kernels: int = 0) -> None:
+        self.copied, self.grown, self.kernels = copied, grown, kernels
+
+
+def _laid(spec: Spec, minor: int, second: int) -> int:
+    """Bytes of ``spec`` with those two dimensions minor."""
+    if minor == second or not spec.size:
+        return spec.bytes
+    bits = BITS[spec.dtype]
+    return laid_elements(spec.shape, bits, minor, second) * bits // 8
+
+
+def copies(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
+    """The relayouts around ``kernel``; ``outputs`` are the ids of the program's results."""
+    key = kernel.key
+    if kernel.kind == "convolution":
+        return _convolution(kernel, key, outputs)
+    if kernel.kind in ("reduce_window", "select_and_scatter"):
+        if kernel.kind == "reduce_window" and tree_reduction(key):
+            return _scan(key, rates)
+        return _pooling(kernel, key, outputs)
+    if kernel.kind == "sort":
+        return _sort(key)
+    if kernel.kind in ("dynamic_update_slice", "scatter"):
+        return _preserving(kernel, key)
+    return Copies()
+
+
+def lies_as_wanted(kernel: Kernel, value: Node) -> bool:
+    """Whether a convolution reads ``value`` as the program's arguments lie, so that it may be fetched ahead as it is."""
+    if kernel.kind != "convolution" or kernel.key.inputs[0] is not value:
+        return True
+    conv: Convolution = kernel.key.attrs[0]
+    return (value.spec.minor, value.spec.second) == (conv.lhs[1], conv.lhs[0])
+
+
+def _external(node: Node) -> bool:
+    return node.op == "parameter"
+
+
+def _convolution(kernel: Kernel, key: Node, outputs: set[int]) -> Copies:
+    conv: Convolution = key.attrs[0]
+    made = Copies()
+    base, out = key.inputs[0].spec, key.spec
+    batch, feature, _ = conv.lhs
+    if 1 < conv.feature_groups < base.shape[feature]:
+        return _grouped(base, conv)
+    if _external(key.inputs[0]):
+        minor, second = (feature, batch) if base.shape[feature] >= _FEW_FEATURES else (batch, feature)
+        if base.minor not in ((feature, batch) if base.shape[feature] >= _FEW_FEATURES else (batch,)):
+            _copy(made, base, minor, second)
+    if any(id(root) in outputs and root.spec.shape == out.shape for root in kernel.roots):
+        batch, feature, _ = conv.out
+        if {out.minor, out.second} != {feature, batch}:
+            _copy(made, out, feature, batch)
+    return made
+
+
+def _copy(made: Copies, spec: Spec, minor: int, second: int) -> None:
+    """Add a copy between the natural layout of ``spec`` and another."""
+    wanted = _laid(spec, minor, second)
+    made.copied += spec.padded + wanted
+    made.grown += wanted - spec.padded
+    made.kernels += 1
+
+
+def _grouped(base: Spec, conv: Convolution) -> Copies:
+    """Groups of few features: each group is padded to the lanes, through a layout with the width minor."""
+    _, feature, spaces = conv.lhs
+    lying = base.padded
+    per_group = base.shape[feature] // conv.feature_groups
+    padded = base.bytes * (-(-per_group // LANES) * LANES) // per_group
+    width = _laid(base, spaces[-1], feature) if spaces else lying
+    return Copies(2 * (lying + width) + 2 * (width + padded), 2 * (padded - lying), 4)
+
+
+def _pooling(kernel: Kernel, key: Node, outputs: set[int]) -> Copies:
+    base = key.inputs[0].spec
+    if len(base.shape) < 3 or (kernel.kind == "reduce_window" and key.attrs[1] == "add"):
+        return Copies()  # a sum over windows is a convolution, which takes features in the lanes as they lie
+    made = Copies()
+    if _external(key.inputs[0]) and (base.minor != 1 or kernel.kind == "select_and_scatter"):
+        _copy(made, base, 1, len(base.shape) - 1)
+    if kernel.kind == "select_and_scatter" and any(id(root) in outputs for root in kernel.roots):
+        _copy(made, base, 1, len(base.shape) - 1)
+    return made
+
+
+def _scan(key: Node, rates: Rates) -> Copies:
+    """A running sum is a product with a triangle per tile, then the sums of the tiles are added: two passes. Along the
+    lanes the tiles are turned out of them and back, two copies each way.
+    """
+    size = key.spec.padded
+    window = key.attrs[0]
+    dimension = max(range(len(window.size)), key=lambda d: window.size[d])
+    turns = 4 if dimension == len(key.spec.shape) - 1 else 1
+    return Copies(turns * size * rates.copy_transfers, 2 * size, turns)
+
+
+def _sort(key: Node) -> Copies:
+    """The sorted dimension leaves the lanes and comes back; a single operand is sorted with its positions (stable)."""
+    size = key.inputs[0].spec.padded
+    turns = 2 if key.attrs[0] == len(key.inputs[0].spec.shape) - 1 else 0
+    positions = 3 * size if len(key.inputs) == 1 else 0
+    return Copies(turns * 2 * size, positions, turns)
+
+
+def _preserving(kernel: Kernel, key: Node) -> Copies:
+    """An update in place of an argument that the program keeps copies it first (donated ones are marked by the caller)."""
+    base = key.inputs[0]
+    size = base.spec.padded
+    if base.op == "parameter" and base.attrs[0] >= 0 and not base.attrs[1:]:
+        return Copies(2 * size, 0, 1)
+    return Copies()

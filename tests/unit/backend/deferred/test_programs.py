@@ -1,0 +1,124 @@
+"""Random programs: DEFER_AND_FUSE equals Strict bit for bit on the interpreter, and CPU within rounding."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from emutpu.backend.options import EagerMode, Precision, override
+from emutpu.backend.runtime import runtime
+from emutpu.simulator.clients import make_client
+from emutpu.simulator.topology import single_chip
+
+Step = Callable[[dict[str, torch.Tensor]], None]
+
+
+def _raise(v: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(RuntimeError):
+        v["a"] + torch.ones(7, device=v["a"].device)
+
+
+def _branch(v: dict[str, torch.Tensor]) -> None:
+    v["b"] = v["a"] * 2 if v["a"].sum() > 0 else v["a"] - 1
+
+
+def _backward(v: dict[str, torch.Tensor]) -> None:
+    x = v["a"].detach().clone().requires_grad_()
+    ((x * v["b"].detach()).tanh() + x[1:2]).square().sum().backward()
+    v["b"] = x.grad
+
+
+def _swap(v: dict[str, torch.Tensor]) -> None:
+    v["a"], v["b"] = v["b"], v["a"]
+
+
+STEPS: tuple[Step, ...] = (
+    lambda v: v.update(a=v["a"] * 0.5 + v["b"]),
+    lambda v: v.update(b=v["a"].tanh()),
+    lambda v: v.update(b=v["a"].t().contiguous()),
+    lambda v: v.update(c=v["a"][1:]),
+    lambda v: v["a"].mul_(0.75),
+    lambda v: v["a"][0].add_(1),
+    lambda v: v["b"].t()[1].copy_(v["a"][2]),
+    lambda v: v["a"].view(-1)[2:5].fill_(0.25),
+    lambda v: v["c"].sub_(0.5),
+    lambda v: v["a"].diagonal().add_(v["b"][:, 1]),
+    lambda v: v.update(a=torch.where(v["a"] > 0, v["a"], v["b"])),
+    lambda v: v.pop("d", None),
+    lambda v: v.update(d=v["a"].cos()),
+    lambda v: v["a"].cpu(),
+    lambda v: v["b"].sum().item(),
+    _branch,
+    _backward,
+    _raise,
+    _swap,
+)
+
+
+def run(steps: list[int], device: str) -> list[torch.Tensor]:
+    """All variables at the end, on the host."""
+    start = torch.arange(9, dtype=torch.float32).reshape(3, 3) / 8 - 0.5
+    values = {"a": start.to(device), "b": start.flip(0).to(device), "c": torch.full((2, 3), 0.5, device=device)}
+    for step in steps:
+        STEPS[step](values)
+    return [values[name].detach().cpu() for name in sorted(values)]
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[None]:
+    """Every launch of this module's programs runs on the reference interpreter."""
+    before = runtime().client
+    runtime().replace_client(make_client("interpreter", single_chip("v5e")))
+    yield
+    runtime().replace_client(before)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.integers(0, len(STEPS) - 1), max_size=14))
+def test_modes_agree(interpreter: None, steps: list[int]) -> None:
+    """Strict and DEFER_AND_FUSE bit for bit, CPU within float32's rounding of tanh and cos."""
+    with override(precision=Precision.HIGHEST):
+        deferred = run(steps, "tpu")
+        with override(mode=EagerMode.DEFER_NEVER):
+            strict = run(steps, "tpu")
+    cpu = run(steps, "cpu")
+    for ours, theirs, oracle in zip(deferred, strict, cpu, strict=True):
+        assert torch.equal(ours, theirs)
+        assert torch.allclose(ours, oracle, atol=1e-5, rtol=1e-5)
+
+
+def test_threads_share_a_stream_while_the_cache_is_cleared() -> None:
+    """Eight threads record and read at once; every value is right, and nothing hangs."""
+    wrong: list[object] = []
+    stop = threading.Event()
+
+    def work(number: int) -> None:
+        with override(mode=EagerMode.DEFER_AND_FUSE):
+            for turn in range(20):
+                x = torch.full((4,), float(number), device="tpu")
+                y = (x * 2 + turn).sin()
+                z = y.sum()
+                expected = (torch.full((4,), float(number)) * 2 + turn).sin().sum()
+                if abs(z.item() - expected.item()) > 1e-4:
+                    wrong.append((number, turn))
+
+    def clear() -> None:
+        while not stop.wait(0.05):
+            runtime().forget_executables()
+
+    cleaner = threading.Thread(target=clear)
+    workers = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(8)]
+    cleaner.start()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=200)
+    stop.set()
+    cleaner.join()
+    assert not any(worker.is_alive() for worker in workers)
+    assert wrong == []
