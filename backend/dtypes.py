@@ -9,9 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["DTYPES", "category", "check_supported", "dtype_name", "mlir_name", "numpy_dtype", "opmath", "torch_dtype"]
+__all__ = [
+    "DTYPES",
+    "category",
+    "check_supported",
+    "dtype_name",
+    "mlir_name",
+    "numpy_dtype",
+    "opmath",
+    "scalar_type",
+    "torch_dtype",
+]
 
-# torch dtype -> (StableHLO element type, numpy or ml_dtypes name). complex128 is refused, as TorchTPU 0.2.0 does.
+# torch dtype -> (StableHLO element type, numpy or ml_dtypes name). complex128 is refused: see docs/limits.md.
 DTYPES: dict[torch.dtype, tuple[str, str]] = {
     torch.bool: ("i1", "bool"),
     torch.uint8: ("ui8", "uint8"),
@@ -39,6 +49,27 @@ _NARROW_FLOATS = frozenset(d for d in DTYPES if d.is_floating_point and d.itemsi
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for ``torch.float32``: how the device's error texts print a dtype."""
     return str(dtype).removeprefix("torch.")
+
+
+_CPP_NAMES = {
+    torch.uint8: "Byte",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.float16: "Half",
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.bfloat16: "BFloat16",
+    torch.bool: "Bool",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+
+
+def scalar_type(dtype: torch.dtype) -> str:
+    """``Long`` for ``torch.int64``: how C++ error texts print a dtype."""
+    return _CPP_NAMES.get(dtype) or dtype_name(dtype)
 
 
 def check_supported(dtype: torch.dtype, op: str) -> None:

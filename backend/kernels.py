@@ -22,7 +22,7 @@ from emutpu.backend.cell import Cell
 from emutpu.backend.deferred.ops import deferred_entry
 from emutpu.backend.deferred.queue import forget as forget_deferred
 from emutpu.backend.deferred.values import Pending, operand
-from emutpu.backend.errors import device_mismatch, launch_failure
+from emutpu.backend.errors import describe, device_mismatch, launch_failure
 from emutpu.backend.hlo import Number
 from emutpu.backend.location import KNOWN_FILES, Origin, capture
 from emutpu.backend.lowering._registry import Lowering
@@ -32,6 +32,7 @@ from emutpu.backend.rng import draw
 from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import cell_of, wrap
 from emutpu.backend.strict import Entry, Signature, argument_kind, miss
+from emutpu.backend.views import View, partly_overlaps
 
 __all__ = ["Kernel", "forget_entries", "launch_count", "op_counts", "out_kernel"]
 
@@ -155,6 +156,22 @@ def _shared(donate: bool, values: list[Buffer], cells: list[Cell]) -> tuple[bool
     return donate, pattern if len(first) != len(cells) else None
 
 
+def _refuse_overlap(name: str, target: torch.Tensor, operands: Sequence[Any]) -> None:
+    """Raise RuntimeError, in PyTorch's words, for an operand that is part of what is written."""
+    cell = cell_of(target)
+    written = View(tuple(target.shape), target.stride(), int(target.storage_offset()), target.dtype)
+    for other in operands:
+        if not isinstance(other, torch.Tensor) or other is target or cell_of(other) is not cell:
+            continue
+        read = View(tuple(other.shape), other.stride(), int(other.storage_offset()), other.dtype)
+        if partly_overlaps(written, read):
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+                "memory location. Please clone() the tensor before performing the operation.\n"
+                f"  {name} issued at {describe(*capture())}"
+            )
+
+
 def _blame(results: Sequence[Buffer], origin: Origin) -> None:
     """Remember which launch made an asynchronous failure, the first time it is seen."""
     for result in results:
@@ -228,6 +245,7 @@ class Kernel:
             "name": self.name,
             "numbers": _NUMBERS,
             "pending": Pending,
+            "refuse_overlap": _refuse_overlap,
             "scalar_value": _scalars.get,
             "shared": _shared,
             "storage": torch.Tensor.untyped_storage,
@@ -448,12 +466,25 @@ class _Source:
             self._add(1, "w = None")
             self._add(1, f"if len({{id(v) for v in a}}) != len(a): d, w = shared(d, a, [{cells}])")
             self.keys.append("w")
+        elif self.signature.elementwise:
+            self._overlaps(self.signature.targets[0], kinds)
         elif self.signature.targets:
             self._add(1, "if d and len(a) > 1 and len({id(v) for v in a}) != len(a): d = False")
             if not self.signature.row.reads:
                 # Its old value comes last, and may be a source's too (``x[0] = x[1]``).
                 for x in self.signature.targets:
                     self._add(1, f"if d and any([v is v_{x} for v in a]): d = False")
+
+    def _overlaps(self, x: str, kinds: dict[str, str]) -> None:
+        """As above, where one target is written element by element: an operand must be all of it, or none."""
+        operands = [_local_name(a) for a in self.signature.schema.arguments if kinds[a.name].startswith("tensor")]
+        others = [f"{name}, " for name in operands if name != x]
+        if not others:
+            return
+        twice = "len(a) > 1 and len({id(v) for v in a}) != len(a)"
+        self._add(1, f"if {twice if self.signature.row.reads else f'any([v is v_{x} for v in a])'}:")
+        self._add(2, "d = False")
+        self._add(2, f"refuse_overlap(name, {x}, ({''.join(others)}))")
 
     def _late_arguments(self) -> None:
         """What is known only with the entry: the old value of a target that is not read, and the generator's state."""
@@ -508,6 +539,7 @@ def out_kernel(functional: torch._ops.OpOverload[..., Any], out: torch._ops.OpOv
     """The out= overload of a functional op: compute, resize if need be, then move or copy the results in."""
     names = [a.name for a in out._schema.arguments if a.is_out]
     factory = any(a.name == "device" and a.kwarg_only for a in functional._schema.arguments)
+    elementwise = torch.Tag.pointwise in functional.tags
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         from emutpu.backend.copies import write_out
@@ -518,6 +550,9 @@ def out_kernel(functional: torch._ops.OpOverload[..., Any], out: torch._ops.OpOv
         if factory:
             given |= {"device": targets[0].device, "dtype": targets[0].dtype}
         order = [a.name for a in functional._schema.arguments if not a.kwarg_only]
+        if elementwise:
+            for target in targets:
+                _refuse_overlap(str(out), target, [*given.values()])
         result = functional(*[given.pop(n) for n in order if n in given], **given)
         results = list(result) if isinstance(result, tuple | list) else [result]
         flat = targets[0] if len(targets) == 1 and isinstance(targets[0], list | tuple) else targets

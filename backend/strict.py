@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from emutpu.backend import views
 from emutpu.backend.cell import Layout, layout_of
 from emutpu.backend.deferred.names import READ, WRITE, display
-from emutpu.backend.dtypes import check_supported, dtype_name, torch_dtype
+from emutpu.backend.dtypes import check_supported, dtype_name, scalar_type, torch_dtype
 from emutpu.backend.errors import describe, launch_failure, op_label
 from emutpu.backend.hlo import Builder, Value
 from emutpu.backend.keys import Key
@@ -84,6 +85,20 @@ class Signature:
     @property
     def name(self) -> str:
         return str(self.op)
+
+    @property
+    def elementwise(self) -> bool:
+        """One written argument, each element of it from those in the same place of the others."""
+        if len(self.targets) != 1 or not self.inplace:
+            return False
+        return torch.Tag.pointwise in {*self.op.tags, *self.functional.tags} or self.row.name == "copy_"
+
+    @property
+    def functional(self) -> torch._ops.OpOverload[..., Any]:
+        """The overload that the row was written for."""
+        base, _, variant = self.row.name.partition(".")
+        found: torch._ops.OpOverload[..., Any] = getattr(getattr(torch.ops.aten, base), variant or "default")
+        return found
 
     @staticmethod
     def of(op: torch._ops.OpOverload[..., Any], row: Lowering) -> Signature:
@@ -246,10 +261,32 @@ class OpModule:
         positional = [_on_meta(a, self.meta[a.name]) for a in arguments if not a.kwarg_only]
         keywords = {a.name: _on_meta(a, self.meta[a.name]) for a in arguments if a.kwarg_only}
         try:
-            return self.signature.op(*positional, **keywords)
+            if self.signature.inplace:
+                self._check_cast(positional, keywords)
+            result = self.signature.op(*positional, **keywords)
         except Exception as error:
             error.add_note(f"  {self.signature.name} issued at {describe(*capture())}")
             raise
+        fresh = self.signature.fresh and isinstance(result, torch.Tensor)
+        if fresh and not result.numel() and torch.Tag.pointwise in self.signature.op.tags:
+            return _as_on_the_cpu(self.signature.op, positional, keywords, result)
+        return result
+
+    def _check_cast(self, positional: list[Any], keywords: dict[str, Any]) -> None:
+        """Raise RuntimeError, in PyTorch's words, for a result that the target's dtype cannot hold.
+
+        Python meta kernels of in-place ops leave this out (``bools.mul_(2)``).
+        """
+        functional = self.signature.functional
+        if functional is self.signature.op or not self.signature.elementwise:
+            return
+        result = functional(*positional, **keywords)
+        target = self.meta[self.signature.targets[0]]
+        if not torch.can_cast(result.dtype, target.dtype):
+            raise RuntimeError(
+                f"result type {scalar_type(result.dtype)} can't be cast to the desired output type "
+                f"{scalar_type(target.dtype)}"
+            )
 
     def _target_tensors(self) -> list[_Tensor]:
         found: list[_Tensor] = []
@@ -543,6 +580,29 @@ def _on_meta(argument: Any, value: Any) -> Any:
     if "Device" in kind and argument.name == "device":
         return torch.device("meta")
     return None if "Generator" in kind else value
+
+
+def _as_on_the_cpu(
+    op: torch._ops.OpOverload[..., Any], positional: list[Any], keywords: dict[str, Any], on_meta: torch.Tensor
+) -> torch.Tensor:
+    """A result without elements as the CPU kernel gives it; ``on_meta`` where that has none for the dtype.
+
+    PyTorch's Python meta kernels, which stand before its compiled ones, make every such result contiguous; the compiled
+    ones order its strides by the operands', on every device. There is nothing to compute.
+    """
+    arguments, named = tree_map(_off_meta, (positional, keywords))
+    try:
+        result: torch.Tensor = op(*arguments, **named)
+    except NotImplementedError:
+        return on_meta
+    return result
+
+
+def _off_meta(value: Any) -> Any:
+    """Memory for a meta tensor: never written nor read, so it costs address space alone."""
+    if not isinstance(value, torch.Tensor) or value.device.type != "meta":
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
 
 
 def _dense_dims(spec: OutputSpec) -> tuple[int, ...]:

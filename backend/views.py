@@ -21,7 +21,7 @@ from emutpu.backend.cell import Layout, layout_of
 from emutpu.backend.hlo import Value
 from emutpu.backend.storage import contiguous_strides, physical_dims, storage_order
 
-__all__ = ["View", "covering_layout", "overlaps", "read", "write"]
+__all__ = ["View", "covering_layout", "overlaps", "partly_overlaps", "read", "write"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,6 +76,16 @@ def overlaps(view: View) -> bool:
             return _overlaps_exactly(view)
         reach += (view.size[axis] - 1) * view.stride[axis]
     return False
+
+
+def partly_overlaps(a: View, b: View) -> bool:
+    """True when two dense views of one storage share memory and are not the same view. As PyTorch, of others it says no."""
+    if not a.numel or not b.numel or physical_dims(a.size, a.stride) is None or physical_dims(b.size, b.stride) is None:
+        return False
+    ranges = [(v.offset * v.dtype.itemsize, (v.offset + v.numel) * v.dtype.itemsize) for v in (a, b)]
+    if ranges[0] == ranges[1]:
+        return a.stride != b.stride
+    return ranges[0][0] < ranges[1][1] and ranges[1][0] < ranges[0][1]
 
 
 def _overlaps_exactly(view: View) -> bool:

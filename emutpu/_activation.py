@@ -6,6 +6,7 @@ Imports neither jax nor Dynamo, and nothing heavy: the lowerings and the client 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import os
 import sys
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING
 from emutpu import _settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from emutpu.backend.cache import LowerTiers
     from emutpu.backend.cache_setup import TierSettings
     from emutpu.backend.keys import Versions
@@ -71,7 +74,29 @@ def load() -> None:
     if obstacle is not None:
         _say(f"emutpu: stepping aside: {obstacle}")
         return
-    _activate(settings)
+    with _complete_modules():
+        _activate(settings)
+
+
+@contextlib.contextmanager
+def _complete_modules() -> Iterator[None]:
+    """Inside, modules of the backend that are halfway through their own ``import torch`` are imported anew.
+
+    A program that imports ``emutpu.backend.registration``, say, before torch ends up here from within that import; what
+    it then gets is the module of ``sys.modules``, the complete one.
+    """
+    halfway = {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name.startswith("emutpu.backend.") and getattr(module.__spec__, "_initializing", False)
+    }
+    for name in halfway:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        for name, module in halfway.items():
+            sys.modules.setdefault(name, module)
 
 
 def _check_torch() -> None:

@@ -28,15 +28,11 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Family:
-    """A named builder; ``smoke`` families run with every change, the others at night.
-
-    The sizes in a ``routed`` model depend on its weights: how many tokens each expert takes.
-    """
+    """A named builder; ``smoke`` families run with every change, the others at night."""
 
     name: str
     build: Callable[[], Case]
     smoke: bool = False
-    routed: bool = False
 
 
 def float_results(outputs: Outputs) -> list[Tensor]:
@@ -367,7 +363,7 @@ FAMILIES = (
     Family("llama", _transformers("LlamaForCausalLM", "LlamaConfig", _next_tokens, **_DECODER), smoke=True),
     Family("qwen3", _transformers("Qwen3ForCausalLM", "Qwen3Config", _next_tokens, head_dim=8, **_DECODER)),
     Family("gemma", _transformers("GemmaForCausalLM", "GemmaConfig", _next_tokens, head_dim=8, **_DECODER)),
-    Family("mixtral", _transformers("MixtralForCausalLM", "MixtralConfig", _next_tokens, **_MIXTRAL), routed=True),
+    Family("mixtral", _transformers("MixtralForCausalLM", "MixtralConfig", _next_tokens, **_MIXTRAL)),
     Family("t5", _transformers("T5ForConditionalGeneration", "T5Config", _translated, **_T5), smoke=True),
     Family("vit", _transformers("ViTForImageClassification", "ViTConfig", _labelled_images, **_VIT), smoke=True),
     Family("clip", _transformers("CLIPModel", "CLIPConfig", _captioned, _contrastive, **_CLIP)),

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from families import FAMILIES, Family
+from families import CASES, FAMILIES, Family
 from training import MOMENTUM, assert_same_step, compiled, misses, move, sgd, train_step
 
 PARAMETERS = [
@@ -34,9 +34,6 @@ def test_a_training_step(family: Family, record_property, capsys):
             )
         assert_same_step(actual, expected)
         first = compiled()
-        if family.routed:
-            for group in optimizer.param_groups:
-                group["lr"] = 0.0
         train_step(model, inputs, case, optimizer)
         assert set(compiled() - first) <= MOMENTUM, "the second step compiled more than its new momentum"
         steady = misses()
@@ -55,3 +52,25 @@ def test_default_precision_stays_finite(family: Family):
     step = train_step(model, inputs, case, optimizer)
     for tensor in (*step.results, step.loss, *step.gradients.values(), *step.parameters.values()):
         assert tensor.isfinite().all()
+
+
+@pytest.mark.nightly
+def test_experts_that_take_other_tokens_compile_nothing():
+    """Routing that changes with the weights: how many tokens an expert takes is an input of the grouped product."""
+    case = CASES["mixtral"].build()
+    model, inputs = move(case, "tpu")
+    taken = []
+    for module in model.modules():
+        if type(module).__name__ == "MixtralTopKRouter":
+            module.register_forward_hook(
+                lambda _, __, out: taken.append(out[-1].flatten().bincount(minlength=4).tolist())
+            )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    counts = []
+    for _ in range(3):
+        train_step(model, inputs, case, optimizer)
+        counts.append(misses())
+    layers = len(taken) // 3
+    assert layers
+    assert taken[:layers] != taken[layers : 2 * layers] != taken[2 * layers :]
+    assert counts[0] == counts[1] == counts[2]

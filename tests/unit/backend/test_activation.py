@@ -200,3 +200,18 @@ def test_import_stays_quick(passes: Passes) -> None:
 def test_off_switch(passes: Passes) -> None:
     """TORCH_DEVICE_BACKEND_AUTOLOAD=0 leaves torch alone."""
     passes(ASIDE.format(owner="privateuseone"), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+@pytest.mark.parametrize("module", ["registration", "storage", "lowering.pointwise"])
+def test_a_module_of_the_backend_before_torch(passes: Passes, module: str) -> None:
+    """It is in the middle of its own import when torch activates the device, and complete afterwards."""
+    passes(f"""
+        import sys
+        import emutpu.backend.{module} as module
+        import torch
+        from emutpu.backend import registration
+
+        assert sys.modules[module.__name__] is module
+        assert (torch.ones(2, device="tpu") + 1).tolist() == [2, 2]
+        assert registration.loaded()
+    """)
