@@ -57,6 +57,19 @@ def _trained_mask(device: str) -> Any:
     return mask.grad.tolist()
 
 
+@_meets("ctc-flat-targets")
+def _flat_targets(device: str) -> Any:
+    scores = torch.full((4, 1, 3), 1 / 3).log().to(device)
+    return F.ctc_loss(scores, torch.tensor([1, 2], device=device), [4], [2], reduction="sum").item()
+
+
+@_meets("pdist-gradient-one-row")
+def _one_row(device: str) -> Any:
+    row = torch.ones(1, 3, device=device, requires_grad=True)
+    F.pdist(row).sum().backward()
+    return row.grad.isnan().any().item()
+
+
 @_meets("multinomial-seed")
 def _draws(device: str) -> Any:
     weights, draws = torch.ones(1000, device=device), []

@@ -22,13 +22,13 @@ from emutpu.backend.registration import load, registered
 from tools import quirks as tool
 
 BY_NAME = {quirk.name: quirk for quirk in QUIRKS}
-# Rows of overloads that nothing here has a kernel for yet.
-UNREGISTERED = {"_ctc_loss", "_ctc_loss.Tensor", "_native_batch_norm_legit.out", "_pdist_backward"}
 ABORTS = "TorchTPU 0.2.0 aborts the process here"
 WRONG: dict[str, Any] = {
     "tied-weights": False,
     "attention-masked-row": [[1.0, 2.0], [2.0, 4.0]],
     "attention-mask-gradient": "expected attn_mask not to require grad",
+    "ctc-flat-targets": ABORTS,
+    "pdist-gradient-one-row": True,
     "multinomial-seed": False,
     "index-gradient-apart": "another",
     "grid-gradient": [-1.0, -3.0],
@@ -55,7 +55,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def test_the_table() -> None:
-    """Names are unique; every row is reproduced, or says why not; every overload exists, and most have our kernel."""
+    """Names are unique; every row is reproduced, or says why not; every overload exists, and has our kernel."""
     assert len(BY_NAME) == len(QUIRKS)
     for quirk in QUIRKS:
         reproduced = quirk.effect is not None or quirk.name == "tied-weights"
@@ -63,14 +63,13 @@ def test_the_table() -> None:
         for overload in quirk.overloads:
             base, _, variant = overload.partition(".")
             assert getattr(getattr(torch.ops.aten, base), variant or "default")
-            assert (overload in _kernels()) != (overload in UNREGISTERED), overload
+            assert overload in _kernels(), overload
 
 
 def test_every_reproduced_bug_is_met() -> None:
-    """A program for each, but for the bugs of kernels that are not there yet."""
-    waiting = {quirk.name for quirk in QUIRKS if quirk.overloads and not set(quirk.overloads) & _kernels()}
+    """A program for each."""
     reproduced = {quirk.name for quirk in QUIRKS if not quirk.missing}
-    assert reproduced - waiting == set(PROGRAMS) == set(WRONG)
+    assert reproduced == set(PROGRAMS) == set(WRONG)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -122,8 +121,8 @@ def test_asked_for(passes: Any) -> None:
             assert results[name] != right, name
 
 
-def test_rows_of_kernels_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient of one row under pdist, and CTC's flat targets, on a stand-in for the kernel."""
+def test_only_the_reported_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows of pdist and padded targets of CTC go to the kernel, here a stand-in."""
     monkeypatch.setattr(quirks, "reproduces", lambda release: True)
     gradient = guarded("_pdist_backward", lambda *_: "right")
     assert gradient(torch.ones(0), torch.ones(1, 3), 2.0, torch.ones(0)).isnan().all()
