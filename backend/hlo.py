@@ -93,9 +93,9 @@ class Builder:
             self._module.operation.attributes["emutpu.reused"] = int_array(reused)
         return _bytecode(self._module)
 
-    def text(self) -> str:
-        """The module as text, for messages and dumps."""
-        return str(self._module)
+    def text(self, *, locations: bool = False) -> str:
+        """The module as text, for messages and dumps; with the users' lines on request."""
+        return str(self._module.operation.get_asm(enable_debug_info=True)) if locations else str(self._module)
 
     # Emission --------------------------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ __all__ = ["Kernel", "forget_entries", "launch_count", "op_counts", "out_kernel"
 _SCALAR_DTYPES = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex64}
 _SCALAR_LIMIT = 4096
 _NUMBERS = frozenset(_SCALAR_DTYPES)
+_WHOLE = frozenset({bool, int})
+_EXACT = 1 << 53
 
 
 class _Scalars:
@@ -71,6 +73,11 @@ class _Scalars:
         """Forget all, and give them."""
         taken, self._buffers = self._buffers, {}
         return taken
+
+
+def _as_float(value: int) -> float:
+    """The same number as a float, where there is one."""
+    return float(value) if -_EXACT <= value <= _EXACT else value
 
 
 _runtime = runtime()
@@ -209,6 +216,7 @@ class Kernel:
             "capture": capture,
             "donating": _donating,
             "draw": draw,
+            "exact": _as_float,
             "entries": self.entries,
             "fill": operand,
             "foreign": _foreign,
@@ -225,6 +233,7 @@ class Kernel:
             "storage": torch.Tensor.untyped_storage,
             "target": _target,
             "unready": frozenset({type(None), Pending}),
+            "whole": _WHOLE,
             "wrap": wrap,
             **{f"default_{a.name}": a.default_value for a in self.op._schema.arguments if a.has_default_value()},
         }
@@ -413,12 +422,23 @@ class _Source:
         """A Scalar: its type is keyed, its value is a device input, unless it is the schema's default."""
         x, local = argument.name, _local_name(argument)
         default = argument.default_value if argument.has_default_value() else None
+        typed = self.signature.row.typed
+        if typed is not None and typed[0] == x:
+            self._add(1, f"if {local}.__class__ in whole and {self._is_float(typed[1])}: {local} = exact({local})")
         absent = f"{local} is None" if default is None else f"{local} == default_{x}"
         self._add(1, f"if {absent}: k_{x} = None")
         self._add(1, "else:")
         self._add(2, f"k_{x} = {local}.__class__")
         self._add(2, f"a.append(scalar_value({local}))")
         self.keys.append(f"k_{x}")
+
+    def _is_float(self, name: str) -> str:
+        """The condition that an argument is a floating-point tensor or dtype."""
+        argument = next(a for a in self.signature.schema.arguments if a.name == name)
+        local = _local_name(argument)
+        if argument_kind(argument).startswith("tensor"):
+            return f"{local}.is_floating_point()"
+        return f"{local} is not None and {local}.is_floating_point"
 
     def _shared_values(self) -> None:
         """A written value passed twice (``x.mul_(x)``, views of one storage) must not be donated."""

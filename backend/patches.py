@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import torch
@@ -269,7 +270,55 @@ def _moving_tied_weights() -> None:
     module.to = to
 
 
+def _compile() -> None:
+    """``torch.compile`` without a backend takes ours for work on the device, and Inductor refuses the device."""
+    from emutpu.backend.compile.entry import INDUCTOR_REFUSED, compile_function, uses_inductor_on_device
+
+    torch.compile = compile_function(torch.compile)
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    original = wrapper.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, model_: Any, inputs_: Any, **kwargs: Any) -> Any:
+        if uses_inductor_on_device(self.config, model_, inputs_):
+            raise RuntimeError(INDUCTOR_REFUSED)
+        return original(self, model_, inputs_, **kwargs)
+
+    wrapper.__call__ = call
+
+
+_meta_library: list[torch.library.Library] = []
+
+
+def _grouped_mm_meta() -> None:
+    """PyTorch's meta kernel of ``_grouped_mm`` takes CUDA's dtypes only; TorchTPU 0.2.0 replaces it, too."""
+
+    def grouped_mm(
+        self: torch.Tensor,
+        mat2: torch.Tensor,
+        offs: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        from emutpu.backend.lowering import LOWERINGS
+
+        meta: Any = LOWERINGS["_grouped_mm"].meta
+        made: torch.Tensor = meta(self=self, mat2=mat2, offs=offs, bias=bias, out_dtype=out_dtype)
+        return made
+
+    op: Any = torch.ops.aten._grouped_mm.default
+    op.py_kernels[torch._C.DispatchKey.Meta] = grouped_mm
+    op._dispatch_cache.clear()
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*", UserWarning)  # it says that a kernel is replaced
+        library.impl("_grouped_mm", grouped_mm, "Meta")
+    _meta_library.append(library)
+
+
 PATCHES = (
+    _grouped_mm_meta,
+    _compile,
     _untyped_storage_new,
     _storage_sizes,
     _generator,

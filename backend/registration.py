@@ -39,6 +39,7 @@ class _Registrations:
 
     library: torch.library.Library | None = None
     any: torch.library.Library | None = None
+    collectives: torch.library.Library | None = None
     loaded = False
 
 
@@ -52,6 +53,7 @@ def activate(module: types.ModuleType) -> None:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     from emutpu.backend import absent_ranks, autocast, lazy_bits, patches
+    from emutpu.backend.compile.install import install_when_imported
     from emutpu.backend.fallback import fallback, sparse_fallback
     from emutpu.backend.pinned import KERNELS as PINNED
 
@@ -61,12 +63,12 @@ def activate(module: types.ModuleType) -> None:
     library = _Registrations.library = torch.library.Library("aten", "IMPL")
     every = _Registrations.any = torch.library.Library("_", "IMPL")
     for name, function in KERNELS.items():
-        library.impl(name, function, _KEY)
+        library.impl(name, untraced(function), _KEY)
     for name, function in PINNED.items():
-        library.impl(name, function, "CPU")
-    every.fallback(fallback, _KEY)
+        library.impl(name, untraced(function), "CPU")
+    every.fallback(untraced(fallback), _KEY)
     for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
-        every.fallback(sparse_fallback, key)
+        every.fallback(untraced(sparse_fallback), key)
     # Without it every op that autocast has no rule for fails.
     every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for key in ("Conjugate", "Negative"):
@@ -76,12 +78,15 @@ def activate(module: types.ModuleType) -> None:
             # PyTorch's own registration, "leave the bit to the backend", is replaced on purpose.
             warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
             for name, function in lazy_bits.kernels(key).items():
-                library.impl(name, function, key, with_keyset=True)
+                library.impl(name, untraced(function), key, with_keyset=True)
     for name, function in autocast.kernels().items():
-        library.impl(name, function, "AutocastPrivateUse1")
+        library.impl(name, untraced(function), "AutocastPrivateUse1")
     patches.apply()
-    absent_ranks.apply()
+    collectives = _Registrations.collectives = torch.library.Library("c10d", "IMPL")
+    for name, function in absent_ranks.kernels().items():
+        collectives.impl(name, untraced(function), _KEY)
     _count_steps()
+    install_when_imported()
 
 
 def _count_steps() -> None:
@@ -99,6 +104,20 @@ def _count_steps() -> None:
             runtime().meter.step()
 
     register_optimizer_step_post_hook(stepped)
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep Dynamo out of a kernel and all that it calls.
+
+    C++ calls kernels while Dynamo watches the frames of a function that it is compiling piece by piece: it would try to
+    compile the kernels, too.
+    """
+    frames = torch._C._dynamo.eval_frame
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        action: Any = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(action, action))
+    return function
 
 
 _DEVICE_TYPE = torch._C._autograd.DeviceType.PrivateUse1
@@ -164,7 +183,7 @@ def load() -> None:
         for name, function in (direct.COMPOSITES | quirks.composites()).items():
             watched = quirks.guarded(name, function)
             for key in (_KEY, f"Autograd{_KEY}"):
-                _Registrations.library.impl(name, watched, key)
+                _Registrations.library.impl(name, untraced(watched), key)
         _Registrations.loaded = True
 
 
@@ -176,7 +195,7 @@ def _register(name: str, function: Callable[..., Any], described: Any) -> None:
     from emutpu.backend.quirks import guarded
 
     assert _Registrations.library is not None
-    _Registrations.library.impl(name, guarded(name, function), _KEY)
+    _Registrations.library.impl(name, untraced(guarded(name, function)), _KEY)
     _registered[name] = described
 
 

@@ -211,6 +211,7 @@ class Runtime:
 
     def statistics(self) -> Statistics:
         """A snapshot of the counters."""
+        from emutpu.backend.deferred.log import LOG
         from emutpu.backend.kernels import launch_count, op_counts
         from emutpu.backend.modelled import memory_statistics, modelled_statistics
         from emutpu.backend.statistics import CompileStatistics, FallbackRecord, Statistics
@@ -229,6 +230,7 @@ class Runtime:
             peak_hbm_bytes=MEMORY.peak,
             modelled=modelled_statistics(self.meter),
             memory=memory_statistics(self.meter, self._chip_bytes()),
+            regions=LOG.statistics(),
         )
 
 

@@ -9,6 +9,7 @@ __all__ = [
     "FallbackRecord",
     "MemoryStatistics",
     "ModelledStatistics",
+    "RegionStatistics",
     "Statistics",
     "TierStatistics",
 ]
@@ -45,6 +46,16 @@ class CompileStatistics:
     misses: int
     seconds: float
     tiers: tuple[TierStatistics, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionStatistics:
+    """Launches of regions for one reason: how many, the ops in them, and how many had not to be compiled."""
+
+    reason: str
+    count: int
+    ops: int
+    hits: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,7 +119,7 @@ class MemoryStatistics:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Statistics:
-    """A snapshot. ``ops`` counts launches by overload name (``aten.add.Tensor``); bytes are device memory."""
+    """A snapshot. ``ops`` counts ops by overload name (``aten.add.Tensor``), launched or recorded; bytes are device memory."""
 
     ops: dict[str, int]
     compiles: CompileStatistics
@@ -118,3 +129,4 @@ class Statistics:
     peak_hbm_bytes: int
     modelled: ModelledStatistics | None = None
     memory: MemoryStatistics | None = None
+    regions: tuple[RegionStatistics, ...] = ()

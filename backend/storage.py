@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 import torch
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEVICE",
+    "Wraps",
     "cell_of",
     "contiguous_strides",
     "empty_tensor",
@@ -41,6 +42,9 @@ _create_empty = _C._acc.create_empty_tensor
 CPU_KEYS = _C.DispatchKeySet(_C.DispatchKey.CPU)
 # The boxed C++ metadata kernel is run on our tensor: it touches sizes and strides, never data.
 set_storage = torch.library.get_kernel("aten::set_.source_Storage_storage_offset", "CPU").call_boxed
+
+Wraps: TypeAlias = tuple[Layout, int, torch.dtype, tuple[int, ...], tuple[int, ...]]
+"""What :func:`wrap` needs to know of a tensor: layout, bytes of the storage, dtype, size and stride."""
 
 # By its unregistered name this is the same device; it can be made before the backend is renamed to "tpu".
 DEVICE = torch.device("privateuseone", 0)

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -205,6 +206,15 @@ def tier_settings(settings: _settings.Settings) -> TierSettings:
     )
 
 
+def _watching(settings: _settings.Settings) -> Callable[[Client], Client]:
+    """What is put around the client for `emutpu regions` and `emutpu fuzz`: nothing for everybody else."""
+    if settings.regions is None and settings.fuzz is None:
+        return lambda client: client
+    from emutpu.backend.watch import watch
+
+    return watch(settings.regions, settings.fuzz, inputs=settings.regions_inputs)
+
+
 def _client(settings: _settings.Settings) -> Client:
     from emutpu.simulator.clients import make_client
 
@@ -248,8 +258,9 @@ def _configuration(settings: _settings.Settings) -> Configuration:
     versions = Versions(settings.binary_version, settings.pjrt_version)
     where = _slice(settings)  # an illegal slice is a bad setting: say so now rather than at the first op
     tiers = tier_settings(settings)
+    wrap = _watching(settings)
     return Configuration(
-        make_client=lambda: _client(settings),
+        make_client=lambda: wrap(_client(settings)),
         chip=settings.chip,
         banner=lambda: _say(f"emutpu: emulated {settings.topology or settings.chip}, not hardware"),
         allow_fallback=settings.allow_fallback,

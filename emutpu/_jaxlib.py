@@ -29,6 +29,7 @@ __all__ = [
     "cpu_backend",
     "deserialize",
     "device_list",
+    "from_portable_artifact",
     "func",
     "host_features",
     "ir",
@@ -36,6 +37,7 @@ __all__ = [
     "limit_cpu",
     "matrix_library",
     "module_text",
+    "portable_artifact",
     "put",
     "result_handler",
     "run_passes",
@@ -96,6 +98,23 @@ def _register_passes() -> None:
 def module_text(bytecode: bytes) -> str:
     """MLIR text of a module's bytecode. Raises MLIRError."""
     return str(ir.Module.parse(bytecode, context=context()))
+
+
+def portable_artifact(bytecode: bytes, version: str | None = None) -> bytes:
+    """A module as StableHLO's portable artifact for consumers of ``version`` (the oldest supported one if None).
+
+    What only this release understands (CHLO) is rewritten first.
+    """
+    module = ir.Module.parse(bytecode, context())
+    run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
+    target = version or stablehlo.get_minimum_version()
+    artifact: bytes = stablehlo.serialize_portable_artifact_str(str(module), target)
+    return artifact
+
+
+def from_portable_artifact(artifact: bytes) -> str:
+    """The text of a portable artifact's module. Raises ValueError for something else."""
+    return str(ir.Module.parse(stablehlo.deserialize_portable_artifact_str(artifact), context()))
 
 
 def run_passes(module: Any, pipeline: str) -> None:

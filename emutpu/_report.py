@@ -38,8 +38,9 @@ Document = dict[str, Any]
 
 TIER_COUNTERS = ("hits", "misses", "writes", "rejected", "failed", "evicted", "seconds")
 
+_REGION_COUNTERS = ("count", "ops", "hits")
+
 ABSENT = {
-    "regions": "there are no regions: ops are dispatched one by one in this version",
     "modelled.mfu": "counts every FLOP that ran, recomputation included; mfu_causal leaves out what causal masks discard; "
     "`emutpu mfu` counts a configuration's useful FLOPs",
 }
@@ -96,7 +97,7 @@ def header(name: str, chip: str) -> Document:
 def empty_run(chip: str, reason: str) -> Document:
     """A run document whose measured fields are all null for ``reason``."""
     compiles = dict.fromkeys(("requests", "hits", "misses", "seconds", "by_tier"))
-    unknown = dict.fromkeys(("ops", "compiles", "fallbacks", "peak_hbm_bytes", "hbm", "modelled"), reason)
+    unknown = dict.fromkeys(("ops", "compiles", "regions", "fallbacks", "peak_hbm_bytes", "hbm", "modelled"), reason)
     return header("run", chip) | {
         "client": None,
         "mode": None,
@@ -134,6 +135,9 @@ def run_document(
         "mode": mode,
         "processes": 1,
         "ops": {"dispatched": sum(by_name.values()), "by_name": by_name},
+        "regions": _regions(
+            {row.reason: (row.count, row.ops, row.hits) for row in (statistics.regions if statistics else ())}
+        ),
         "fallbacks": [
             {"op": record.op, "count": record.count, "location": record.location}
             for record in (statistics.fallbacks if statistics else ())
@@ -193,6 +197,21 @@ def _mfu(flops: float, seconds: float, peak: float) -> float | None:
     return mfu(flops, 1 / seconds, peak) if flops and seconds and peak else None
 
 
+def _regions(by_reason: Mapping[str, Sequence[int]]) -> list[Document]:
+    """One row a reason, the most frequent first; empty where nothing was deferred."""
+    rows = sorted(by_reason.items(), key=lambda row: (-row[1][0], row[0]))
+    return [{"reason": reason} | dict(zip(_REGION_COUNTERS, counts, strict=True)) for reason, counts in rows]
+
+
+def _merged_regions(reports: Sequence[Document]) -> list[Document]:
+    total: dict[str, list[int]] = {}
+    for report in reports:
+        for row in report["regions"]:
+            into = total.setdefault(row["reason"], [0] * len(_REGION_COUNTERS))
+            into[:] = [count + row[name] for count, name in zip(into, _REGION_COUNTERS, strict=True)]
+    return _regions(total)
+
+
 def _tier(tier: TierStatistics) -> Document:
     return {name: getattr(tier, name) for name in TIER_COUNTERS}
 
@@ -227,6 +246,7 @@ def merge(reports: Sequence[Document]) -> Document:
     return used[0] | {
         "processes": sum(report["processes"] for report in reports),
         "ops": {"dispatched": sum(by_name.values()), "by_name": _by_count(by_name)},
+        "regions": _merged_regions(reports),
         "compiles": used[0]["compiles"] | totals | {"by_tier": _merged_tiers(reports)},
         "fallbacks": [
             {"op": op, "count": count, "location": location} for (op, location), count in fallbacks.most_common()

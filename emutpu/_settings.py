@@ -110,6 +110,9 @@ class Settings:
     binary_version: int
     pjrt_version: str
     report: str | None
+    regions: str | None
+    regions_inputs: bool
+    fuzz: str | None
     hbm: int | str | None
     host_issue: float | None
     dry_values: int | None
@@ -328,6 +331,23 @@ VARIABLES: tuple[Variable, ...] = (
         None,
         "a file; '{pid}' stands for the process id",
         "where the process writes its run report (JSON) when it exits",
+    ),
+    Variable(
+        "EMUTPU_REGIONS",
+        "regions",
+        _path,
+        None,
+        "a directory",
+        "where the process writes a recording of its regions when it exits; set by `emutpu regions`",
+    ),
+    _own_flag("REGIONS_INPUTS", "that recording also holds what each region took and gave"),
+    Variable(
+        "EMUTPU_FUZZ",
+        "fuzz",
+        _path,
+        None,
+        "a file",
+        "perturbations of the schedule of this process; set by `emutpu fuzz`",
     ),
     Variable(
         "EMUTPU_HBM",

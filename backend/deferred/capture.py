@@ -109,11 +109,11 @@ def _value(tensor: torch.Tensor) -> Buffer:
 
 
 @contextmanager
-def capture() -> Iterator[Capture]:
+def capture(recording: Capture | None = None) -> Iterator[Capture]:
     """Inside, in this thread, every op is recorded into the given Capture."""
     state = LOCAL.state
     outer = state.queue
-    recording = Capture()
+    recording = recording or Capture()
     with override(mode=EagerMode._INTERNAL_COMPILE_FX_GRAPH):
         state.queue = recording
         try:

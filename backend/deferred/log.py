@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from emutpu.backend.cache import COMPILED
 from emutpu.backend.dtypes import dtype_name
 from emutpu.backend.location import Location, Origin, locate
+from emutpu.backend.statistics import RegionStatistics
 
 if TYPE_CHECKING:
-    from emutpu.backend.deferred.plan import Step
+    from emutpu.backend.deferred.plan import Plan, Step
     from emutpu.backend.deferred.region import Node
+    from emutpu.backend.deferred.values import Batch
     from emutpu.backend.keys import Key
+    from emutpu.backend.pjrt import Buffer
 
-__all__ = ["LOG", "Execution", "OpRecord", "RegionRecord", "ValueRecord", "input_records", "op_record"]
+__all__ = [
+    "LOG",
+    "Execution",
+    "Observer",
+    "OpRecord",
+    "RegionRecord",
+    "ValueRecord",
+    "input_records",
+    "op_record",
+]
 
 _LENGTH = 10_000
 
@@ -42,7 +56,8 @@ class OpRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RegionRecord:
-    """One launch of a region. ``seconds`` is what the look-up took, with compilation in it on a miss.
+    """One launch of a region. ``tier`` of the compile cache had it, 0 where it was compiled, which is no ``hit``;
+    ``seconds`` is the wall time of loading or compiling it, 0 in tier 1.
 
     ``undefined`` results of ops that give outputs are outputs too on the device, empty ones.
     """
@@ -57,14 +72,19 @@ class RegionRecord:
     output_numbers: tuple[int, ...]
     live: tuple[bool, ...]
     key: Key
-    hit: bool
+    tier: int
     seconds: float
+
+    @property
+    def hit(self) -> bool:
+        """True unless it was compiled."""
+        return self.tier != COMPILED
 
 
 class Execution:
     """A launch as the engine notes it, without resolving anything."""
 
-    __slots__ = ("hit", "index", "key", "origins", "reason", "seconds", "step", "trigger")
+    __slots__ = ("index", "key", "origins", "reason", "seconds", "step", "tier", "trigger")
 
     def __init__(
         self,
@@ -73,7 +93,7 @@ class Execution:
         reason: str,
         trigger: Origin,
         key: Key,
-        hit: bool,
+        tier: int,
         seconds: float,
     ) -> None:
         self.index = next(_indices)
@@ -82,8 +102,13 @@ class Execution:
         self.reason = reason
         self.trigger = trigger
         self.key = key
-        self.hit = hit
+        self.tier = tier
         self.seconds = seconds
+
+    @property
+    def hit(self) -> bool:
+        """True unless it was compiled."""
+        return self.tier != COMPILED
 
     def resolve(self) -> RegionRecord:
         """With lines, shapes and dtypes."""
@@ -103,7 +128,7 @@ class Execution:
             output_numbers=numbers,
             live=tuple(v in step.live for v in step.outputs),
             key=self.key,
-            hit=self.hit,
+            tier=self.tier,
             seconds=self.seconds,
         )
 
@@ -134,14 +159,41 @@ def input_records(nodes: Sequence[Node]) -> tuple[ValueRecord, ...]:
     return tuple(found[i] for i in range(len(found)))
 
 
+class Observer(Protocol):
+    """Who wants to see every materialisation while it happens (:mod:`emutpu.backend.deferred.recorder`)."""
+
+    def planned(self, batch: Batch, plan: Plan, trigger: Origin) -> None:
+        """Before the regions of a plan are launched; the pending values are still held by whoever holds them."""
+        ...
+
+    def launched(self, execution: Execution, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
+        """After one of its regions was."""
+        ...
+
+
 class _Log:
-    """The last launches, oldest first. ``dropped`` counts those that are no longer there."""
+    """The last launches, oldest first, and counts of all. ``observer`` is None unless somebody watches."""
 
     def __init__(self) -> None:
+        self.observer: Observer | None = None
         self._ring: deque[Execution] = deque(maxlen=_LENGTH)
+        self._counts: dict[str, list[int]] = {}
+        self._lock = threading.Lock()
 
     def add(self, execution: Execution) -> None:
+        """Note a launch."""
         self._ring.append(execution)
+        with self._lock:
+            counts = self._counts.setdefault(execution.reason, [0, 0, 0])
+            counts[0] += 1
+            counts[1] += len(execution.step.nodes)
+            counts[2] += execution.hit
+
+    def statistics(self) -> tuple[RegionStatistics, ...]:
+        """Counts since the start, by reason, the most frequent first."""
+        with self._lock:
+            rows = [RegionStatistics(reason, *counts) for reason, counts in self._counts.items()]
+        return tuple(sorted(rows, key=lambda row: (-row.count, row.reason)))
 
     def records(self, since: int = 0) -> list[RegionRecord]:
         """All launches from index ``since`` on."""

@@ -20,9 +20,9 @@ from emutpu.backend.options import LOCAL, EagerMode, Options
 from emutpu.backend.pjrt import Buffer
 from emutpu.backend.rng import advanced
 from emutpu.backend.runtime import runtime
-from emutpu.backend.strict import Entry, OpModule, Signature, Take
+from emutpu.backend.strict import Entry, OpModule, Record, Signature, Take
 
-__all__ = ["DeferredOp", "deferred_entry"]
+__all__ = ["HOOKS", "DeferredOp", "deferred_entry"]
 
 _STATE = layout_of((3,), torch.uint64)
 
@@ -192,8 +192,25 @@ def deferred_entry(signature: Signature, options: Options, values: tuple[Any, ..
         base=module.needs_base,
         draws=module.draws,
         numbers=module.numbers,
-        record=op.record,
+        record=op.record if HOOKS.before is None else _after(HOOKS.before, op.record),
     )
+
+
+class _Hooks:
+    """``before`` is called before an op is recorded. Set it before the first op is."""
+
+    before: Callable[[], None] | None = None
+
+
+HOOKS = _Hooks()
+
+
+def _after(before: Callable[[], None], record: Record) -> Record:
+    def recorded(values: Sequence[Buffer], origin: Origin) -> Sequence[Buffer]:
+        before()
+        return record(values, origin)
+
+    return recorded
 
 
 def _never(arguments: Sequence[Buffer]) -> Sequence[Buffer]:

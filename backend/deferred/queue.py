@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from emutpu.backend.deferred.log import LOG, Execution
@@ -109,6 +108,8 @@ class _Run:
         self.options = LOCAL.state.plain
 
     def run(self) -> None:
+        if LOG.observer is not None:
+            LOG.observer.planned(self.batch, self.plan, self.trigger)
         failure: BaseException | None = None
         try:
             for step in self.plan.steps:
@@ -131,15 +132,13 @@ class _Run:
 
     def _step(self, step: Step) -> Exception | None:
         batch, values = self.batch, self.values
-        started = time.perf_counter()
+        tier, seconds = 1, 0.0
         executable = step.region.executables.get(self.options)
-        hit = executable is not None
         try:
             if executable is None:
-                origins = [batch.origins[k] for k in step.nodes]
-                key, loaded, hit = step.region.executable(self.options, origins)
-                executable = (key, loaded)
-            compiled = time.perf_counter()
+                key, acquired = step.region.acquire(self.options, [batch.origins[k] for k in step.nodes])
+                executable = key, acquired.executable
+                tier, seconds = acquired.tier, acquired.seconds
             arguments = [batch.inputs[~i] if i < 0 else values[i] for i in step.inputs]
             results = executable[1].launch(arguments)
         except PjrtError as error:
@@ -152,7 +151,10 @@ class _Run:
             if buffer.__class__ is ErrorBuffer:
                 self._blame(step, buffer)
         runtime().region_launches += 1
-        LOG.add(Execution(batch.origins, step, self.reason, self.trigger, executable[0], hit, compiled - started))
+        execution = Execution(batch.origins, step, self.reason, self.trigger, executable[0], tier, seconds)
+        LOG.add(execution)
+        if LOG.observer is not None:
+            LOG.observer.launched(execution, arguments, results)
         return None
 
     def _settle(self, failure: BaseException | None) -> None:

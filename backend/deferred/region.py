@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
+from emutpu.backend.cache import Acquired
+from emutpu.backend.dtypes import numpy_dtype
 from emutpu.backend.errors import describe
 from emutpu.backend.hlo import Builder, Value
 from emutpu.backend.keys import Key
@@ -20,7 +23,7 @@ from emutpu.backend.runtime import runtime
 if TYPE_CHECKING:
     from emutpu.backend.deferred.ops import DeferredOp
 
-__all__ = ["Node", "Region", "RegionKey", "forget_regions", "region"]
+__all__ = ["Constant", "Node", "Region", "RegionKey", "forget_regions", "region"]
 
 _NAMED_OPS = 6
 
@@ -32,11 +35,27 @@ class Node(NamedTuple):
     operands: tuple[int, ...]
 
 
+class Constant(NamedTuple):
+    """An input that is part of the module: its number, and what it holds."""
+
+    number: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: bytes
+
+
 class RegionKey(NamedTuple):
-    """What decides a region's module. ``outputs`` are the numbers of the values that it gives."""
+    """What decides a region's module. ``outputs`` are the numbers of the values that it gives.
+
+    torch.compile makes ``constants`` of some inputs, which are then no arguments of the executable, gives others up
+    (``donated``, by number), and has a ``name`` for the module.
+    """
 
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
+    constants: tuple[Constant, ...] = ()
+    donated: frozenset[int] = frozenset()
+    name: str = ""
 
     @property
     def inputs(self) -> int:
@@ -54,7 +73,9 @@ class Region:
 
     @property
     def name(self) -> str:
-        """The module's name: the op's own, or the first few."""
+        """The module's name: what it was given, else the op's own, or the first few."""
+        if self.key.name:
+            return self.key.name
         names = [node.op.name for node in self.key.nodes]
         if len(names) == 1:
             return names[0]
@@ -67,25 +88,31 @@ class Region:
         return runtime().key(shapeless, dimensions, _canonical(options))
 
     def executable(self, options: Options, origins: Sequence[Origin]) -> tuple[Key, Executable, bool]:
-        """Key, executable, and whether it had not to be compiled. ``origins`` say who issued the ops.
+        """Key, executable, and whether it had not to be compiled; see :meth:`acquire`."""
+        key, acquired = self.acquire(options, origins)
+        return key, acquired.executable, acquired.hit
+
+    def acquire(self, options: Options, origins: Sequence[Origin]) -> tuple[Key, Acquired]:
+        """Key and executable, and which tier of the cache had it. ``origins`` say who issued the ops.
 
         Raises what a lowering raises, with the op's line, and PjrtError from the compiler.
         """
         found = self.executables.get(options)
         if found is not None:
-            return *found, True
+            return found[0], Acquired(found[1], 1, 0.0)
         key = self.logical_key(options)
         cache = runtime().cache
-        compiled: list[bool] = []
+
+        def build() -> bytes:
+            return self.build(origins)
 
         def compile_module() -> Executable:
-            compiled.append(True)
-            return runtime().client.compile(self.build(origins), options.compile_options)
+            return runtime().client.compile(build(), options.compile_options)
 
-        executable = cache.get(key, compile_module)
+        acquired = cache.request(key, compile_module, options.compile_options, build)
         if cache.allow:
-            self.executables[options] = (key, executable)
-        return key, executable, not compiled
+            self.executables[options] = (key, acquired.executable)
+        return key, acquired
 
     def build(self, origins: Sequence[Origin] = ()) -> bytes:
         """The canonical module, with the users' lines as locations where ``origins`` are given."""
@@ -100,15 +127,21 @@ class Region:
         builder.finish(self._emit(builder, origins))
         return builder.text()
 
-    def _emit(self, builder: Builder, origins: Sequence[Origin]) -> list[Value]:
-        inputs: list[Value] = []
+    def emit(self, builder: Builder, inputs: Sequence[Value], origins: Sequence[Origin]) -> list[Value]:
+        """Emit the region into a module that has arguments of its own: ``inputs`` are all the region's inputs."""
+        return self._emit(builder, origins, list(inputs))
+
+    def _emit(self, builder: Builder, origins: Sequence[Origin], inputs: list[Value] | None = None) -> list[Value]:
+        inputs = [] if inputs is None else inputs
         values: list[Value] = []
+        constants = {constant.number: constant for constant in self.key.constants}
         for position, (op, operands) in enumerate(self.key.nodes):
             origin = origins[position] if origins else None
             builder.at(locate(*origin[1:]) if origin is not None else None)
             builder.precision = op.precision
             try:
-                made = op.emit(builder, _Taking(builder, operands, inputs, values).take)
+                taking = _Taking(builder, operands, inputs, values, constants, self.key.donated)
+                made = op.emit(builder, taking.take)
             except Exception as error:
                 if origin is not None:
                     error.add_note(f"  {op.name} issued at {describe(*origin[1:])}")
@@ -123,8 +156,18 @@ class Region:
 class _Taking:
     """Hands an op its operands one after the other; inputs of the region are declared when first taken."""
 
-    def __init__(self, builder: Builder, operands: Sequence[int], inputs: list[Value], values: Sequence[Value]) -> None:
+    def __init__(
+        self,
+        builder: Builder,
+        operands: Sequence[int],
+        inputs: list[Value],
+        values: Sequence[Value],
+        constants: Mapping[int, Constant],
+        donated: frozenset[int],
+    ) -> None:
         self.builder = builder
+        self.constants = constants
+        self.donated = donated
         self.operands: Iterator[int] = iter(operands)
         self.inputs = inputs
         self.values = values
@@ -132,11 +175,18 @@ class _Taking:
     def take(self, shape: tuple[int, ...], dtype: torch.dtype, *, donated: bool = False) -> Value:
         number = next(self.operands)
         if number < 0 and ~number == len(self.inputs):
-            self.inputs.append(self.builder.argument(shape, dtype, donated=donated))
+            self.inputs.append(self._input(~number, shape, dtype, donated))
         value = self.inputs[~number] if number < 0 else self.values[number]
         if value.shape != tuple(shape) or value.dtype != dtype:
             raise AssertionError(f"an operand is {value}, {dtype} {list(shape)} was recorded")
         return value
+
+    def _input(self, number: int, shape: tuple[int, ...], dtype: torch.dtype, donated: bool) -> Value:
+        constant = self.constants.get(number)
+        if constant is None:
+            return self.builder.argument(shape, dtype, donated=donated or number in self.donated)
+        array = np.frombuffer(constant.data, numpy_dtype(constant.dtype)).reshape(constant.shape)
+        return self.builder.constant(array, constant.dtype)
 
 
 def _canonical(options: Options) -> str:
@@ -163,9 +213,17 @@ def forget_regions() -> None:
         _regions.clear()
 
 
+def _given(key: RegionKey) -> str:
+    """What torch.compile decides of the inputs."""
+    if not key.constants and not key.donated:
+        return ""
+    constants = [(c.number, str(c.dtype), c.shape, c.data.hex()) for c in key.constants]
+    return f";constants={constants};donated={sorted(key.donated)}"
+
+
 def _texts(key: RegionKey) -> tuple[str, str]:
     shapeless = [f"{node.op.shapeless}({node.operands})" for node in key.nodes]
     return (
-        "region;" + ";".join(shapeless) + f"->{key.outputs}",
+        "region;" + ";".join(shapeless) + f"->{key.outputs}" + _given(key),
         ";".join(node.op.dimensions for node in key.nodes),
     )

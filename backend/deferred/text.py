@@ -8,7 +8,7 @@ import torch
 
 from emutpu.backend.deferred.log import OpRecord, RegionRecord, ValueRecord, input_records, op_record
 from emutpu.backend.deferred.plan import recorded_region
-from emutpu.backend.deferred.values import Pending
+from emutpu.backend.deferred.values import Batch, Pending
 from emutpu.backend.storage import cell_of
 
 __all__ = ["pending_dot", "pending_mlir", "pending_text", "region_text"]
@@ -50,30 +50,35 @@ def region_text(region: RegionRecord) -> str:
     return "\n".join(_lines(region.ops, region.inputs, region.output_numbers, region.reason)) + "\n"
 
 
-def _pending(tensor: torch.Tensor) -> Pending:
-    cell = cell_of(tensor)
-    value = cell.value if cell is not None else None
-    if not isinstance(value, Pending) or value.buffer is not None or value.failure is not None:
-        raise ValueError("the tensor's value is not pending: it has no graph")
-    return value
+def _pending(tensors: Sequence[torch.Tensor]) -> tuple[Batch, list[int]]:
+    """The list that all of them are pending in, and their numbers there."""
+    found: list[Pending] = []
+    for tensor in tensors:
+        cell = cell_of(tensor)
+        value = cell.value if cell is not None else None
+        if not isinstance(value, Pending) or value.buffer is not None or value.failure is not None:
+            raise ValueError("the tensor's value is not pending: it has no graph")
+        found.append(value)
+    if len({id(value.batch) for value in found}) != 1:
+        raise ValueError("give one tensor or more that are pending on one stream")
+    return found[0].batch, [value.slot for value in found]
 
 
-def _graph(tensor: torch.Tensor) -> tuple[list[OpRecord], list[ValueRecord], list[int]]:
-    value = _pending(tensor)
-    batch = value.batch
-    region, nodes, _, given = recorded_region(batch.state, [value.slot])
+def _graph(tensors: Sequence[torch.Tensor]) -> tuple[list[OpRecord], list[ValueRecord], list[int]]:
+    batch, slots = _pending(tensors)
+    region, nodes, _, given = recorded_region(batch.state, slots)
     ops = [op_record(node, batch.origins[k]) for node, k in zip(region.key.nodes, nodes, strict=True)]
-    return ops, list(input_records(region.key.nodes)), [region.key.outputs[given[value.slot]]]
+    return ops, list(input_records(region.key.nodes)), [region.key.outputs[given[slot]] for slot in slots]
 
 
-def pending_text(tensor: torch.Tensor) -> str:
-    """The graph that computes a pending tensor. Raises ValueError for a tensor whose value is there."""
-    return "\n".join(_lines(*_graph(tensor), "pending")) + "\n"
+def pending_text(*tensors: torch.Tensor) -> str:
+    """The graph that computes pending tensors. Raises ValueError for a tensor whose value is there."""
+    return "\n".join(_lines(*_graph(tensors), "pending")) + "\n"
 
 
-def pending_dot(tensor: torch.Tensor) -> str:
+def pending_dot(*tensors: torch.Tensor) -> str:
     """The same as a graphviz digraph."""
-    ops, inputs, outputs = _graph(tensor)
+    ops, inputs, outputs = _graph(tensors)
     lines = ["digraph pending {"]
     lines += [f'  i{number} [shape=box, label="{_type(value)}"];' for number, value in enumerate(inputs)]
     owner: list[int] = []
@@ -86,8 +91,8 @@ def pending_dot(tensor: torch.Tensor) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def pending_mlir(tensor: torch.Tensor) -> str:
-    """The canonical StableHLO module that computes it."""
-    value = _pending(tensor)
-    region, nodes, _, _ = recorded_region(value.batch.state, [value.slot])
-    return region.text([value.batch.origins[k] for k in nodes])
+def pending_mlir(*tensors: torch.Tensor) -> str:
+    """The canonical StableHLO module that computes them."""
+    batch, slots = _pending(tensors)
+    region, nodes, _, _ = recorded_region(batch.state, slots)
+    return region.text([batch.origins[k] for k in nodes])

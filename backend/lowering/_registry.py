@@ -103,6 +103,8 @@ class Lowering:
     ``shapes``  names of tensors of which only size, strides and dtype matter: they are no operands.
     ``dispatched`` False for rows that only other kernels of ours call.
     ``beyond``  the real device has no kernel for it: registered only with ``EMUTPU_BEYOND=1``.
+    ``typed``   a Scalar that the device takes in the dtype of a tensor or dtype argument, and that argument: an int and a
+                float given with a floating-point one are the same program.
     ``around``  makes what the dispatcher calls from the generated kernel, for ops with something to do on the host first.
     """
 
@@ -121,6 +123,7 @@ class Lowering:
     dispatched: bool = True
     beyond: bool = False
     around: Callable[[Any], Callable[..., Any]] | None = None
+    typed: tuple[str, str] | None = None
 
 
 LOWERINGS: dict[str, Lowering] = {}

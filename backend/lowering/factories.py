@@ -32,7 +32,9 @@ lowering(f"zeros_like(Tensor self, *, {_OPTIONS}, {_FORMAT}) -> Tensor", shapes=
 lowering(f"ones_like(Tensor self, *, {_OPTIONS}, {_FORMAT}) -> Tensor", shapes="self", dispatched=False)(_ones)
 
 
-@lowering(f"full(SymInt[] size, Scalar fill_value, *, {_OPTIONS}) -> Tensor", dispatched=False)
+@lowering(
+    f"full(SymInt[] size, Scalar fill_value, *, {_OPTIONS}) -> Tensor", dispatched=False, typed=("fill_value", "dtype")
+)
 def _full(cx: Context, size: Sequence[int], value: Value, *options: Any) -> Value:
     return cx.scalar(value, cx.output.dtype).broadcast(cx.output.size)
 

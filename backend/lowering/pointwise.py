@@ -429,7 +429,8 @@ _EITHER = {
 }
 lowering("floor_divide_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)")(_binary(SAME, floor_divide))
 lowerings(_PAIR, {name + overload: emit for name, (overload, emit) in _EITHER.items()})
-lowerings(_PAIR_SCALAR, {name + ".Scalar": emit for name, (_, emit) in _EITHER.items()})
+for _name, (_, _emit) in _EITHER.items():
+    lowering(f"{_name}.Scalar{_PAIR_SCALAR}", typed=("other", "self") if _name in _COMPARISONS else None)(_emit)
 lowerings(
     _PAIR,
     {
@@ -480,8 +481,12 @@ def _no_negative_exponent(made: Any) -> Callable[..., Any]:
 
 _pow = elementwise(SAME, _power, "self exponent")
 lowering("pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor")(_pow)
-lowering("pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor", around=_no_negative_exponent)(_pow)
-lowering("pow.Scalar(Scalar self, Tensor exponent) -> Tensor")(_pow)
+lowering(
+    "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor",
+    around=_no_negative_exponent,
+    typed=("exponent", "self"),
+)(_pow)
+lowering("pow.Scalar(Scalar self, Tensor exponent) -> Tensor", typed=("self", "exponent"))(_pow)
 
 
 @lowering("complex(Tensor real, Tensor imag) -> Tensor")
@@ -572,7 +577,7 @@ def _copy_(cx: Context, x: None, src: Value, non_blocking: bool) -> Value:
     return src
 
 
-@lowering("fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)", reads=False)
+@lowering("fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)", reads=False, typed=("value", "self"))
 def _fill_scalar(cx: Context, x: None, value: Value) -> Value:
     return value
 

@@ -13,13 +13,13 @@ from emutpu.cli._exit import EmulatorExit, EmulatorFailure
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["console", "json_option", "write_json"]
+__all__ = ["console", "json_option", "writable", "write_json"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _writable(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
-    """Find out before a long run that its report could not be written."""
+def writable(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
+    """Callback of an option that names a file to write: find out before a long run that its report could not be written."""
     if path is None or path == "-":
         return path
     folder = os.path.dirname(os.path.abspath(path))
@@ -33,7 +33,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: str | No
 def json_option(help_text: str, default: str | None = None) -> Callable[[F], F]:
     """The option ``--json PATH``; a path that cannot be written is wrong usage."""
     return click.option(
-        "--json", "json_path", metavar="PATH", default=default, show_default=True, callback=_writable, help=help_text
+        "--json", "json_path", metavar="PATH", default=default, show_default=True, callback=writable, help=help_text
     )
 
 

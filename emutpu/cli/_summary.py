@@ -50,10 +50,16 @@ def _measured_rows(table: Table, document: Document) -> None:
     rate = f", {compiles['hits'] / compiles['requests']:.1%} hits" if compiles["requests"] else ""
     table.add_row("compile requests", f"{compiles['requests']:,}{rate}")
     table.add_row("compilations", f"{compiles['misses']:,} in {compiles['seconds']:.2f} s")
+    if document["regions"]:
+        table.add_row("regions", Text("\n".join(_region(row) for row in document["regions"])))
     table.add_row("CPU fallbacks", Text(_fallbacks(document)))
     table.add_row("peak HBM", Text(_memory(document)))
     if document["processes"] > 1:
         table.add_row("processes", f"{document['processes']} (counts added up, peak HBM of the fullest device)")
+
+
+def _region(row: Document) -> str:
+    return f"{row['count']:,} for {row['reason']}: {row['ops']:,} ops, {row['hits'] / row['count']:.1%} hits"
 
 
 def _memory(document: Document) -> str:

@@ -15,38 +15,14 @@ import click
 from emutpu import _settings
 from emutpu.cli._exit import EmulatorExit, EmulatorFailure
 from emutpu.cli._output import console, json_option, write_json
+from emutpu.cli._program import MODES, ProgramCommand, script
 
 __all__ = ["command", "run_program"]
-
-_MODES = {
-    "strict": {"TORCH_TPU_LAUNCH_BLOCKING": "0", "TORCH_TPU_DEFER_AND_FUSE": "0"},
-    "debug": {"TORCH_TPU_LAUNCH_BLOCKING": "1", "TORCH_TPU_DEFER_AND_FUSE": "0"},
-    "defer": {"TORCH_TPU_LAUNCH_BLOCKING": "0", "TORCH_TPU_DEFER_AND_FUSE": "1"},
-}
-
-
-class _RunCommand(click.Command):
-    """Stops reading options at the program, as Python does: what follows SCRIPT or ``-m MODULE`` is the program's."""
-
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        takes_value = {
-            name
-            for parameter in self.params
-            if isinstance(parameter, click.Option) and not parameter.is_flag
-            for name in parameter.opts
-        }
-        at = 0
-        while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
-            if args[at] == "-m" or (args[at].startswith("-m") and not args[at].startswith("--")):
-                end = at + (2 if args[at] == "-m" else 1)
-                return super().parse_args(context, [*args[:end], "--", *args[end:]])
-            at += 2 if args[at] in takes_value else 1
-        return super().parse_args(context, args)
 
 
 @click.command(
     "run",
-    cls=_RunCommand,
+    cls=ProgramCommand,
     short_help="Run a program on the emulated device.",
     context_settings={"allow_interspersed_args": False},
 )
@@ -92,8 +68,8 @@ def command(
 
     Exits with the program's own code (128 + n when signal n killed it); 70-79 are failures of the emulator.
     """
-    arguments = ["-m", module, *program] if module else _script(program)
-    environment: dict[str, str] = dict(_MODES[mode]) if mode else {}
+    arguments = ["-m", module, *program] if module else script(program)
+    environment: dict[str, str] = dict(MODES[mode]) if mode else {}
     environment |= _hardware(chip, topology)
     # With chips in sight jax would look for libtpu first; the emulator computes on jax's CPU device.
     environment |= {"JAX_PLATFORMS": "cpu"} if pci and not os.environ.get("JAX_PLATFORMS") else {}
@@ -144,17 +120,6 @@ def _trace(path: str) -> str:
     except ValueError as error:
         raise click.UsageError(f"--trace: {error}") from None
     return os.path.abspath(path)
-
-
-def _script(program: tuple[str, ...]) -> list[str]:
-    if not program:
-        raise click.UsageError("nothing to run: give a SCRIPT or -m MODULE")
-    script = program[0]
-    if script != "-" and not os.path.exists(script):
-        raise click.UsageError(f"there is no file {script!r}")
-    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
-        raise click.UsageError(f"{script!r} is a directory without a __main__.py")
-    return list(program)
 
 
 def _hardware(chip: str | None, topology: str | None) -> dict[str, str]:

@@ -53,6 +53,7 @@ def test_second_draw_compiles_nothing(name: str) -> None:
 
     draw = DRAWS[name]
     draw()
+    draw()  # DEFER_AND_FUSE computes the state that the first draw left only now
     before = runtime().cache.misses
     draw()
     torch.manual_seed(99)

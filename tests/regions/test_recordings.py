@@ -1,4 +1,4 @@
-"""What DeferAndFuse does with the recorded programs equals the recordings of TorchTPU 0.2.0."""
+"""What DeferAndFuse and Strict do with the recorded programs equals the recordings of TorchTPU 0.2.0 (docs/regions.md)."""
 
 from __future__ import annotations
 
@@ -6,75 +6,144 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import Launch, run
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "regions"
 RECORDINGS = sorted(path.stem for path in (DATA / "goldens").glob("*.json"))
-
-_PROGRAM = """
-import json, runpy, sys
-import torch
-from emutpu.backend.deferred.log import LOG
-from emutpu.backend.runtime import runtime
-program, out = sys.argv[1:]
-sys.argv = [program]
-runpy.run_path(program, run_name="__main__")
-compiles = runtime().statistics().compiles
-regions = [
-    {
-        "reason": region.reason,
-        "cache_hit": region.hit,
-        "ops": [part for op in region.ops for part in op.parts],
-        "n_outputs": len(region.outputs) + region.undefined,
-    }
-    for region in LOG.records()
-]
-with open(out, "w") as file:
-    json.dump({"regions": regions, "cache": {n: getattr(compiles, n) for n in ("requests", "hits", "misses")}}, file)
-"""
+DEFERRED = [name for name in RECORDINGS if not name.endswith(".strict")]
+STRICT = [name.removesuffix(".strict") for name in RECORDINGS if name.endswith(".strict")]
+# What moves data and computes nothing.
+VIEWS = frozenset({"as_strided", "as_strided_inverse", "empty"})
 
 # What the program prints depends on the device's random numbers, which are not emulated bit for bit.
 DRAWS = frozenset({"16_dropout"})
+# Strict prints from the host (docs/regions.md).
+PRINTS = frozenset({"02_print"})
+# The sum of two gradients misses on the device after a forward sum whose printed graph is the same (docs/regions.md).
+SUMS = frozenset({("17_checkpoint", 20)})
 
 
-def run(program: str, setting: str, folder: Path) -> tuple[dict[str, Any], str]:
-    """The program's regions and counters, and what it printed."""
+@cache
+def golden(recording: str) -> dict[str, Any]:
+    """What the device did."""
+    found: dict[str, Any] = json.loads((DATA / "goldens" / f"{recording}.json").read_text())
+    return found
+
+
+def test_all_recordings_are_here() -> None:
+    """22 programs in DEFER_AND_FUSE and in Strict, ten of them with the other settings of the repeated-op rule."""
+    assert len(STRICT) == 22
+    assert len(DEFERRED) == 42
+    assert {name.partition(".")[0] for name in DEFERRED} == set(STRICT)
+
+
+@pytest.mark.parametrize("recording", DEFERRED)
+def test_deferred(recording: str) -> None:
+    """Number of regions, reasons, hits and misses, ops in order, outputs, counters, and what was printed."""
+    program, _, setting = recording.partition(".")
+    expected = golden(recording)
+    found = run(DATA / "programs" / f"{program}.py", setting or "safe")
+    assert program in DRAWS or found.printed == expected["result"]
+    assert found.counters == expected["cache"]
+    assert len(found.launches) == len(expected["regions"])
+    for number, (ours, theirs) in enumerate(zip(found.launches, expected["regions"], strict=True)):
+        assert ours.reason == theirs["reason"], number
+        assert ours.cache_hit == theirs["cache_hit"], number
+        if not theirs["graph_from"].startswith("unknown"):
+            assert list(ours.ops) == theirs["ops"], number
+            if theirs["n_outputs"] is not None and "inferred" not in theirs["graph_from"]:
+                assert ours.outputs == theirs["n_outputs"], number
+
+
+class _Launches:
+    """Our launches of Strict in the device's form: views that only move data join the next launch, or a read's."""
+
+    def __init__(self, launches: tuple[Launch, ...]) -> None:
+        self._rest = list(launches)
+        self._moves: list[str] = []
+
+    def take(self) -> tuple[list[str], bool | None]:
+        """The ops up to and including the next that computes, and whether that was a hit; None where views joined it."""
+        joined = False
+        while self._rest:
+            launch = self._rest.pop(0)
+            computing = [n for n, op in enumerate(launch.ops) if op not in VIEWS]
+            if not computing:
+                self._moves += launch.ops
+                continue
+            joined = bool(self._moves)
+            last = computing[-1] + 1
+            ops, self._moves = [*self._moves, *launch.ops[:last]], list(launch.ops[last:])
+            return ops, None if joined or self._moves else launch.cache_hit
+        raise AssertionError("there are fewer launches here")
+
+    def take_moves(self) -> list[str]:
+        """What a read finds not yet launched."""
+        while not self._moves:
+            self._moves += self._rest.pop(0).ops
+        moves, self._moves = self._moves, []
+        return moves
+
+    @property
+    def rest(self) -> list[Launch]:
+        return self._rest
+
+
+@pytest.mark.parametrize("program", [name for name in STRICT if name not in PRINTS])
+def test_strict(program: str) -> None:
+    """Launches in order with reason, ops and hits; moves of data are where the device has them."""
+    expected = golden(f"{program}.strict")
+    found = run(DATA / "programs" / f"{program}.py", "strict")
+    assert program in DRAWS or found.printed == expected["result"]
+    ours = _Launches(found.launches)
+    # A draw's update of the generator's state is computed on the host here.
+    theirs = [launch for launch in expected["regions"] if launch["ops"] != ["rng_state_update"]]
+    for launch in theirs:
+        if launch["reason"] == ".cpu()":
+            assert ours.take_moves() == launch["ops"], launch["index"]
+            continue
+        assert launch["reason"] == "debug_mode"
+        ops, hit = ours.take()
+        if launch["graph_from"] is None:  # only its first op is known
+            ops = ops[:1]
+        assert ops == launch["ops"], launch["index"]
+        if (program, launch["index"]) not in SUMS:
+            assert hit is None or hit == launch["cache_hit"], launch["index"]
+    assert ours.rest == []
+
+
+def test_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """The environment variables choose the mode and the setting, and nothing of this process is needed."""
+    program, setting = "24_period2", "aggressive"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("EMUTPU_", "TORCH_TPU_"))}
-    # The recording computed matmuls in float32.
-    kept |= {"PYTHONPATH": str(ROOT), "EMUTPU_PRECISION": "highest", "TORCH_TPU_DEFER_AND_FUSE": "1"}
-    if setting in ("aggressive", "off"):
-        kept["TORCH_TPU_INTERNAL_DETECT_REPEATED_OPS"] = setting
-    out = folder / "regions.json"
+    kept |= {
+        "PYTHONPATH": str(ROOT),
+        "EMUTPU_PRECISION": "highest",
+        "TORCH_TPU_DEFER_AND_FUSE": "1",
+        "TORCH_TPU_INTERNAL_DETECT_REPEATED_OPS": setting,
+    }
+    report = (
+        "import runpy, sys, torch\n"
+        "from emutpu.backend.deferred.log import LOG\n"
+        "runpy.run_path(sys.argv[1], run_name='__main__')\n"
+        "print([(r.reason, r.hit) for r in LOG.records()], file=sys.stderr)\n"
+    )
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _PROGRAM, str(DATA / "programs" / f"{program}.py"), str(out)],
+        [sys.executable, "-W", "ignore", "-c", report, str(DATA / "programs" / f"{program}.py")],
         env=kept,
-        cwd=folder,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    return json.loads(out.read_text()), result.stdout
-
-
-@pytest.mark.parametrize("recording", [name for name in RECORDINGS if not name.endswith(".strict")])
-def test_recording(recording: str, tmp_path: Path) -> None:
-    """Number of regions, reasons, hits and misses, ops in order, outputs, counters, and what was printed."""
-    program, _, setting = recording.partition(".")
-    expected = json.loads((DATA / "goldens" / f"{recording}.json").read_text())
-    found, printed = run(program, setting or "safe", tmp_path)
-    assert program in DRAWS or printed == expected["result"]
-    assert found["cache"] == expected["cache"]
-    assert len(found["regions"]) == len(expected["regions"])
-    for number, (ours, theirs) in enumerate(zip(found["regions"], expected["regions"], strict=True)):
-        assert ours["reason"] == theirs["reason"], number
-        assert ours["cache_hit"] == theirs["cache_hit"], number
-        if not theirs["graph_from"].startswith("unknown"):
-            assert ours["ops"] == theirs["ops"], number
-            if theirs["n_outputs"] is not None and "inferred" not in theirs["graph_from"]:
-                assert ours["n_outputs"] == theirs["n_outputs"], number
+    expected = golden(f"{program}.{setting}")
+    assert result.stdout == expected["result"]
+    assert str([(r["reason"], r["cache_hit"]) for r in expected["regions"]]) in result.stderr

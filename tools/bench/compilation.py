@@ -10,10 +10,10 @@ import torch
 
 from tools.bench.case import Case, Measurement, Plan, alternate, seconds_of
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "Recorder"]
 
 
-class _Recorder:
+class Recorder:
     """A client that remembers the last module it compiled, and can compile it again with nothing around."""
 
     def __init__(self, inner: Any) -> None:
@@ -51,7 +51,7 @@ def _fresh() -> Iterator[torch.Tensor]:
 def _miss(plan: Plan) -> Measurement:
     from emutpu.backend.runtime import runtime
 
-    recorder = _Recorder(runtime().client)
+    recorder = Recorder(runtime().client)
     runtime().replace_client(recorder)
     operands = _fresh()
     operand = next(operands)

@@ -49,6 +49,23 @@ def test_run_counts_what_the_program_did(emutpu: Command, program: Write, valid:
     assert document["fallbacks"] == []
 
 
+def test_run_counts_regions(emutpu: Command, program: Write, valid: Valid, tmp_path: Path) -> None:
+    """DEFER_AND_FUSE: one row a reason with launches, ops and hits; Strict has no regions."""
+    text = (
+        "import torch\nx = torch.ones(4).to('tpu')\nfor _ in range(3):\n    print((x * 2).sin().sum().item())\n"
+        "y = x + 1\ntorch.accelerator.synchronize()\n"
+    )
+    result = emutpu("run", "--mode", "defer", "--json", "report.json", program(text))
+    assert result.returncode == 0, result.stderr
+    assert "3 for .cpu(): 9 ops" in result.stderr + result.stdout
+    assert valid((tmp_path / "report.json").read_text(), "run")["regions"] == [
+        {"reason": ".cpu()", "count": 3, "ops": 9, "hits": 2},
+        {"reason": "synchronize()", "count": 1, "ops": 1, "hits": 0},
+    ]
+    result = emutpu("run", "--mode", "strict", "--json", "report.json", program(text))
+    assert valid((tmp_path / "report.json").read_text(), "run")["regions"] == []
+
+
 def test_host_without_a_tpu(emutpu: Command, program: Write) -> None:
     """``--chip none`` rejects the device, as a host without a TPU does."""
     result = emutpu("run", "--chip", "none", program("import torch\ntorch.ones(1, device='tpu')\n"))

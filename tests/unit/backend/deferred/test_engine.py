@@ -204,6 +204,36 @@ def test_known_sequences_are_found_again(regions) -> None:
         assert region.hit is (turn > 0)
 
 
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x, n: x**n,
+        lambda x, n: n**x,
+        lambda x, n: x > n,
+        lambda x, n: x.eq(n),
+        lambda x, n: x.clone().fill_(n),
+        lambda x, n: torch.full((2,), n, dtype=torch.float32, device=x.device) + x,
+    ],
+    ids=["pow", "rpow", "gt", "eq", "fill_", "full"],
+)
+def test_numbers_of_the_tensors_dtype(regions, compute) -> None:
+    """An int and a float are one program where the device takes the number in the tensor's dtype, and both are right."""
+    x = host(1.0, 2)
+    runtime().forget_executables()
+    for number in (2, 3.5, True):
+        compute(x, number).cpu()
+    assert [r.hit for r in regions()] == [False, True, True]
+    for number in (2, 3.5, True, -1):
+        assert torch.allclose(compute(x, number).float().cpu(), compute(x.cpu(), number).float().cpu())
+
+
+def test_large_integers_keep_their_value() -> None:
+    """What no float is equal to is not made one: 2**63 - 1 equals itself."""
+    x = torch.tensor([2**63 - 1, 1]).to("tpu")
+    assert (x == 2**63 - 1).tolist() == [True, False]
+    assert (host(1.0, 2) < 2**53 + 1).tolist() == [True, True]
+
+
 def test_clearing_the_cache_compiles_anew(regions) -> None:
     """Also for sequences that are being recorded."""
     x = host(1, 2)

@@ -1,0 +1,76 @@
+"""The Dynamo backend ``"tpu"``: AOTAutograd with the min-cut partitioner around the graph compiler."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
+from emutpu.backend.compile.settings import CompileSettings, parse
+from emutpu.backend.storage import DEVICE
+
+__all__ = ["compile_for_device", "cpu_backend", "uses_device"]
+
+_graphs = itertools.count()
+
+
+def uses_device(module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether an input, a parameter or any value of a Dynamo graph is on the device."""
+    if any(_here(leaf) for leaf in pytree.tree_leaves(list(inputs))):
+        return True
+    if any(_here(tensor) for tensor in itertools.chain(module.parameters(), module.buffers())):
+        return True
+    return any(
+        _here(leaf) for node in module.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("example_value"))
+    )
+
+
+def _here(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == DEVICE.type
+
+
+def cpu_backend() -> str:
+    """What compiles graphs of the CPU: Inductor, or ``aot_eager`` where there is no C++ compiler."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except (InvalidCxxCompiler, RuntimeError, OSError):
+        return "aot_eager"
+    return "inductor"
+
+
+def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    """What Dynamo calls with a graph. ``kwargs`` are ``mode`` and ``options`` of ``torch.compile``.
+
+    Raises what :func:`settings.parse` raises, and what compiling raises.
+    """
+    settings = parse(kwargs.pop("options", None), **kwargs)
+    if not uses_device(module, inputs):
+        from torch._dynamo.backends.registry import lookup_backend
+
+        compiled: Callable[..., Any] = lookup_backend("aot_eager")(module, list(inputs))
+        return compiled
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    name = settings.name or f"graph_{next(_graphs)}"
+    compiler = aot_autograd(
+        fw_compiler=functools.partial(_compile, settings, f"{name}_fwd"),
+        bw_compiler=functools.partial(_compile, settings, f"{name}_bwd"),
+        inference_compiler=functools.partial(_compile, settings, f"{name}_fwd"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    return compiler(module, inputs)
+
+
+def _compile(settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+    return compile_graph(module, name)
