@@ -14,7 +14,7 @@ import torch
 from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import DEVICE
 
-__all__ = ["COLLECTIVES", "apply"]
+__all__ = ["COLLECTIVES", "kernels"]
 
 _KEY = "PrivateUse1"
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
@@ -43,17 +43,12 @@ COLLECTIVES: dict[str, tuple[str, int, int]] = {
 A reduction to one rank is a broadcast backwards, a scatter from one rank a gather backwards.
 """
 
-_libraries: list[torch.library.Library] = []
 
-
-def apply() -> None:
-    """Put the kernels in place, once; a PyTorch without distributed has no collectives."""
+def kernels() -> dict[str, Callable[..., Any]]:
+    """The kernels by operator of ``c10d``; none where PyTorch was built without distributed."""
     if not hasattr(torch._C, "_c10d_init"):
-        return
-    library = torch.library.Library("c10d", "IMPL")
-    _libraries.append(library)
-    for name, (op, operand, group) in COLLECTIVES.items():
-        library.impl(name, _kernel(name, op, operand, group), _KEY)
+        return {}
+    return {name: _kernel(name, *row) for name, row in COLLECTIVES.items()}
 
 
 def _kernel(name: str, op: str, operand: int, group: int) -> Callable[..., Any]:

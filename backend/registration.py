@@ -39,6 +39,7 @@ class _Registrations:
 
     library: torch.library.Library | None = None
     any: torch.library.Library | None = None
+    collectives: torch.library.Library | None = None
     loaded = False
 
 
@@ -81,7 +82,9 @@ def activate(module: types.ModuleType) -> None:
     for name, function in autocast.kernels().items():
         library.impl(name, untraced(function), "AutocastPrivateUse1")
     patches.apply()
-    absent_ranks.apply()
+    collectives = _Registrations.collectives = torch.library.Library("c10d", "IMPL")
+    for name, function in absent_ranks.kernels().items():
+        collectives.impl(name, untraced(function), _KEY)
     _count_steps()
     install_when_imported()
 

@@ -190,6 +190,13 @@ def _modelled(statistics: Statistics | None) -> Document:
     }
 
 
+def _mfu(flops: float, seconds: float, peak: float) -> float | None:
+    """Utilisation by the formula of every report; None where nothing was counted, or no peak is known."""
+    from emutpu.simulator.mfu import mfu
+
+    return mfu(flops, 1 / seconds, peak) if flops and seconds and peak else None
+
+
 def _regions(by_reason: Mapping[str, Sequence[int]]) -> list[Document]:
     """One row a reason, the most frequent first; empty where nothing was deferred."""
     rows = sorted(by_reason.items(), key=lambda row: (-row[1][0], row[0]))
@@ -203,13 +210,6 @@ def _merged_regions(reports: Sequence[Document]) -> list[Document]:
             into = total.setdefault(row["reason"], [0] * len(_REGION_COUNTERS))
             into[:] = [count + row[name] for count, name in zip(into, _REGION_COUNTERS, strict=True)]
     return _regions(total)
-
-
-def _mfu(flops: float, seconds: float, peak: float) -> float | None:
-    """Utilisation by the formula of every report; None where nothing was counted, or no peak is known."""
-    from emutpu.simulator.mfu import mfu
-
-    return mfu(flops, 1 / seconds, peak) if flops and seconds and peak else None
 
 
 def _tier(tier: TierStatistics) -> Document:

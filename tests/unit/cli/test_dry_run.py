@@ -119,7 +119,11 @@ def test_llama_3_8b_sharded(tmp_path: Path) -> None:
     attention = 2 * 32 * 16 * 8 * 4096**2 * 4096  # layers, 4 + 4 + 8 products of whole squares
     assert report["modelled"]["flops"] == pytest.approx(needed + attention, rel=0.05)
     assert report["modelled"]["steps"] == 2
-    assert 0.02 < report["modelled"]["step_mfu"] < 1
+    assert 0.02 < report["modelled"]["step_mfu_causal"] < report["modelled"]["step_mfu"] < 1
+    assert report["modelled"]["masked_flops"] == attention / 16 * 9  # half of two, two and five products
+    # Weights in bf16 before both passes, gradients in float32, of which 15 ranks in 16 are elsewhere.
+    moved = 2 * (2 + 2 + 4) * 8.03e9 * 15 / 16
+    assert report["modelled"]["ici_bytes"] == pytest.approx(moved, rel=0.05)
 
 
 @pytest.mark.slow

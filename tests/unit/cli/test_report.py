@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import os
 import subprocess
@@ -12,9 +14,18 @@ from typing import Any
 
 import pytest
 from conftest import FAKE_DEVICE, child_environment
+from rich.console import Console
 
 from emutpu import _report
-from emutpu.backend.statistics import CompileStatistics, FallbackRecord, RegionStatistics, Statistics, TierStatistics
+from emutpu.backend.statistics import (
+    CompileStatistics,
+    FallbackRecord,
+    ModelledStatistics,
+    RegionStatistics,
+    Statistics,
+    TierStatistics,
+)
+from emutpu.cli._summary import print_summary
 
 Valid = Callable[[Any, str], dict[str, Any]]
 
@@ -144,3 +155,57 @@ def test_unwritable_report_is_said_and_keeps_the_exit_code(tmp_path: Path) -> No
     assert result.returncode == 0
     assert "the run report was not written" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+MODELLED = ModelledStatistics(
+    seconds=2.0,
+    device_seconds=1.5,
+    host_seconds=0.5,
+    host_issue=5e-6,
+    launches=7,
+    flops=4e14,
+    hbm_bytes=1e12,
+    transfer_bytes=0,
+    steps=2,
+    step_seconds=0.5,
+    peak_flops=1e15,
+    masked_flops=1e14,
+    between_steps=(0.5, 2e14, 1e14),
+    ici_bytes=3 * 2**30,
+    ici_use=0.25,
+    hbm_use=0.5,
+    error_bar=1.0,
+    bound={"mxu": 1.5},
+    top=(),
+    unmodelled={},
+    assumptions=(),
+)
+
+
+def test_utilisation_causal_and_full(valid: Valid) -> None:
+    """Both follow from FLOPs, seconds and peak by the formula of ``emutpu mfu``, over the run and over the steps."""
+    made = dataclasses.replace(statistics(1, 1), modelled=MODELLED)
+    modelled = valid(_report.run_document("v5e", made, client="cpu", mode="strict"), "run")["modelled"]
+    assert (modelled["mfu"], modelled["mfu_causal"]) == (pytest.approx(0.2), pytest.approx(0.15))
+    assert (modelled["step_mfu"], modelled["step_mfu_causal"]) == (pytest.approx(0.4), pytest.approx(0.2))
+    assert (modelled["masked_flops"], modelled["ici_bytes"]) == (1e14, 3 * 2**30)
+
+
+def test_summary_names_both_utilisations() -> None:
+    """The summary gives one figure where no mask was found, and the links' share where they were used."""
+
+    def shown(modelled: ModelledStatistics) -> str:
+        made = dataclasses.replace(statistics(1, 1), modelled=modelled)
+        document = _report.run_document("v5e", made, client="cpu", mode="strict")
+        document |= {"wall_seconds": 1.0, "exit_code": 0}
+        output = io.StringIO()
+        print_summary(document, Console(file=output, width=200))
+        return output.getvalue()
+
+    text = shown(MODELLED)
+    assert "MFU 15.00% causal, 20.00% full of all FLOPs that run" in text
+    assert "ICI and DCN busy 25.0% (3 GiB)" in text
+    plain = shown(dataclasses.replace(MODELLED, masked_flops=0.0, between_steps=(0.5, 2e14, 0.0), ici_use=None))
+    assert "MFU 20.00% of all FLOPs that run" in plain
+    assert "causal" not in plain
+    assert "no traffic between chips" in plain
