@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib.util
 import os
 import sys
@@ -293,7 +294,7 @@ def _configuration(settings: _settings.Settings) -> Configuration:
         donate=not settings.disable_inplace_buffer_donation,
         versions=versions,
         compile_threads=settings.compile_threads or default_threads(settings.nproc),
-        make_tiers=lambda client: _tiers(tiers, versions, client),
+        make_tiers=lambda client: _tiers(tier_settings(settings), versions, client),
         repeats=settings.detect_repeated_ops,
         quirks=settings.quirks,
         tiled=tiled_bytes,
@@ -303,6 +304,19 @@ def _configuration(settings: _settings.Settings) -> Configuration:
     )
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile: one over all of torch takes as long as everything that activation does."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_uncollected()
 def _activate(settings: _settings.Settings) -> None:
     from emutpu import _tpu
     from emutpu.backend import options, registration
