@@ -40,6 +40,7 @@ _COMPILERS = ("backend", "simulator")
 
 class _State:
     active = False
+    watching: Callable[[Client], Client] | None = None  # what is put around the client
 
 
 def is_emulated() -> bool:
@@ -232,15 +233,6 @@ def tier_settings(settings: _settings.Settings) -> TierSettings:
     )
 
 
-def _watching(settings: _settings.Settings) -> Callable[[Client], Client]:
-    """What is put around the client for `emutpu regions` and `emutpu fuzz`: nothing for everybody else."""
-    if settings.regions is None and settings.fuzz is None:
-        return lambda client: client
-    from emutpu.backend.watch import watch
-
-    return watch(settings.regions, settings.fuzz, inputs=settings.regions_inputs)
-
-
 def _client(settings: _settings.Settings) -> Client:
     from emutpu.simulator.clients import make_client
 
@@ -250,8 +242,8 @@ def _client(settings: _settings.Settings) -> Client:
     if settings.record_modules is not None:
         from emutpu._modules import RecordingClient
 
-        return RecordingClient(client, settings.record_modules)
-    return client
+        client = RecordingClient(client, settings.record_modules)
+    return client if _State.watching is None else _State.watching(client)
 
 
 def _tiers(wanted: TierSettings, versions: Versions, client: Client) -> LowerTiers | None:
@@ -284,9 +276,8 @@ def _configuration(settings: _settings.Settings) -> Configuration:
     versions = Versions(settings.binary_version, settings.pjrt_version)
     where = _slice(settings)  # an illegal slice is a bad setting: say so now rather than at the first op
     tiers = tier_settings(settings)
-    wrap = _watching(settings)
     return Configuration(
-        make_client=lambda: wrap(_client(settings)),
+        make_client=lambda: _client(settings),
         chip=settings.chip,
         banner=lambda: _say(f"emutpu: emulated {settings.topology or settings.chip}, not hardware"),
         allow_fallback=settings.allow_fallback,
@@ -323,6 +314,11 @@ def _activate(settings: _settings.Settings) -> None:
     from emutpu.backend.runtime import runtime
 
     runtime().configure(_configuration(settings))
+    if settings.regions is not None or settings.fuzz is not None:
+        from emutpu.backend.watch import watch
+
+        # After the runtime, so that what it writes at exit is written before the runtime ends.
+        _State.watching = watch(settings.regions, settings.fuzz, inputs=settings.regions_inputs)
     mode = options.EagerMode.DEFER_NEVER
     if settings.launch_blocking:
         mode = options.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,9 +170,8 @@ def _search(
         document["runs"] += 1
         if found is not None:
             terminal.print(f"run {run} of seed {seed}, {len(perturbations)} perturbations: {found}", markup=False)
-            document["findings"].append(
-                _minimised(program, perturbations, (run, limit, attempts, save), expected, terminal)
-            )
+            how = run, limit, attempts, save
+            document["findings"].append(_minimised(program, perturbations, how, found, expected, terminal))
             return document
     terminal.print(
         f"{runs} disturbed runs of {expected.ops} ops and {expected.launches} launches came to the same", style="green"
@@ -183,6 +183,7 @@ def _minimised(
     program: Program,
     perturbations: list[Document],
     how: tuple[int, float, int, str],
+    first: str,
     expected: Result,
     terminal: Console,
 ) -> Document:
@@ -190,12 +191,16 @@ def _minimised(
     from emutpu.cli._fuzz.schedule import text
 
     run, limit, attempts, save = how
-    few, minimal = minimise(
-        perturbations, lambda part: program.difference(expected, program.run(part, limit)) is not None, attempts
-    )
-    found = program.difference(expected, program.run(few, limit))
-    if found is None:
-        terminal.print("it does not fail every time under this schedule", style="yellow")
+    seen: list[str] = [first]
+
+    def fails(part: Sequence[Document]) -> bool:
+        found = program.difference(expected, program.run(part, limit))
+        if found is not None:
+            seen.append(found)
+        return found is not None
+
+    few, minimal = minimise(perturbations, fails, attempts)
+    found = seen[-1]  # the search goes on with whatever fails, so the last failure is that of the smallest schedule
     replay = {
         "schema": _REPLAY,
         "program": list(program.arguments),

@@ -25,6 +25,7 @@ __all__ = [
     "summary",
 ]
 
+_HEURISTIC = "repeated_op_heuristic"
 _ITEM_BYTES = {"bool": 1, "complex64": 8, "complex128": 16}
 
 
@@ -89,17 +90,21 @@ def flushes(regions: Sequence[Document]) -> list[Flush]:
 
 
 def add_steps(regions: Sequence[Document]) -> None:
-    """Number the program's steps: one ends with each reading at the line that reads most often."""
+    """Number the program's steps: one ends with each reading at the line that reads most often, the last of equals.
+
+    The repeated-op rule reads nothing: its cuts end a step only in a program that has no others.
+    """
     found = flushes(regions)
     for process in {flush.process for flush in found}:
         mine = [flush for flush in found if flush.process == process]
-        counts = Counter(flush.where for flush in mine if flush.where is not None)
-        line, count = counts.most_common(1)[0] if counts else (None, 0)
+        reads = [flush.where for flush in mine if flush.reason != _HEURISTIC] or [flush.where for flush in mine]
+        counts = Counter(where for where in reads if where is not None)
+        end = max(counts, key=lambda where: (counts[where], reads.index(where)), default=None)
         step = 0
         for flush in mine:
             for region in flush.regions:
                 region["step"] = step
-            if count < 2 or flush.where == line:
+            if end is None or counts[end] < 2 or flush.where == end:
                 step += 1
 
 
