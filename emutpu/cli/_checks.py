@@ -239,7 +239,7 @@ def _topology(environment: Environment, root: Path = Path("/")) -> Iterator[Chec
     try:
         settings = _settings.read(environment)
         if settings.chip == _settings.NO_CHIP:
-            yield Check("topology", OK, "a host without a TPU is emulated: there is no slice")
+            yield Check("topology", OK, "none: EMUTPU_CHIP=none is a host without a TPU")
             return
         topology = process_topology(settings, root)
     except _settings.SettingError as error:
