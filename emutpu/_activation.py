@@ -275,7 +275,8 @@ def _configuration(settings: _settings.Settings) -> Configuration:
 
     versions = Versions(settings.binary_version, settings.pjrt_version)
     where = _slice(settings)  # an illegal slice is a bad setting: say so now rather than at the first op
-    tiers = tier_settings(settings)
+    if settings.cache_key is not None:
+        tier_settings(settings)  # so is an unusable secret
     return Configuration(
         make_client=lambda: _client(settings),
         chip=settings.chip,
