@@ -69,6 +69,7 @@ class Runtime:
         self.cache = CompileCache()
         self.calls: dict[str, Callable[[], int]] = {}
         self.fallbacks: Counter[tuple[str, str]] = Counter()
+        self.recompiles: Counter[tuple[str, str]] = Counter()  # (what changed, of which function) of compiled graphs
         self.allow_fallback = False
         self.donating = True
         self.meter = Meter()

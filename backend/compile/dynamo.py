@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
+from emutpu.backend.compile.observe import debug_of, note_recompile, record
 from emutpu.backend.compile.settings import CompileSettings, parse
 from emutpu.backend.storage import DEVICE
 
@@ -61,6 +62,7 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+    note_recompile(module)
     name = settings.name or f"graph_{next(_graphs)}"
     compiler = aot_autograd(
         fw_compiler=functools.partial(_compile, settings, f"{name}_fwd"),
@@ -73,4 +75,8 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
 
 
 def _compile(settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
-    return compile_graph(module, name)
+    compiled = compile_graph(module, name)
+    record(compiled)
+    if settings.debug_callback is not None:
+        settings.debug_callback(debug_of(compiled))
+    return compiled

@@ -186,6 +186,8 @@ class _Taking:
         if constant is None:
             return self.builder.argument(shape, dtype, donated=donated or number in self.donated)
         array = np.frombuffer(constant.data, numpy_dtype(constant.dtype)).reshape(constant.shape)
+        if constant.dtype is torch.bool and not constant.shape:
+            return self.builder.full(bool(array), (), torch.bool)
         return self.builder.constant(array, constant.dtype)
 
 

@@ -125,6 +125,17 @@ def test_constants_tied_weights_and_scalars(same) -> None:
     )
 
 
+@pytest.mark.parametrize("number", [True, 3, -0.0, 2.5, float("inf"), 1e30, 1 + 2j])
+def test_numbers_are_constants(number) -> None:
+    """Python numbers of every type, special values among them, are in the module as they are."""
+    compiled = torch.compile(lambda x: torch.full_like(x, 0).fill_(number) + x * number, backend="tpu")
+    dtype = torch.complex64 if isinstance(number, complex) else torch.float32
+    x = torch.tensor([1.0, 2.0], dtype=dtype)
+    expected = torch.full_like(x, 0).fill_(number) + x * number
+    assert torch.equal(compiled(x.to("tpu")).cpu(), expected)
+    assert torch.equal(compiled(x.to("tpu")).cpu().real.signbit(), expected.real.signbit())
+
+
 def test_cpu_scalars_are_inputs(same, compiles) -> None:
     """A 0-d CPU tensor is an argument of the executable: another value does not compile."""
     compiled = torch.compile(lambda x, s: x * s + 1, backend="tpu")

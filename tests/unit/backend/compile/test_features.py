@@ -1,0 +1,190 @@
+"""Training and PyTorch's own transformations through compiled graphs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+def step_of(device: str, optimizer: str, **settings):
+    """A network, and a function that does a whole training step with it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device)
+    chosen = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01, **settings)
+
+    def step(x, y):
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        chosen.step()
+        chosen.zero_grad()
+        return loss.detach()
+
+    return model, step
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "NAdam", "RMSprop"])
+def test_whole_training_steps(optimizer, compiles, launches) -> None:
+    """Forward, backward and a capturable optimizer: CPU's parameters; from the second step on a handful of launches."""
+    capturable = {} if optimizer == "SGD" else {"capturable": True}
+    mine, step = step_of("tpu", optimizer, **capturable)
+    theirs, expected = step_of("cpu", optimizer)
+    x, y = torch.randn(16, 4), torch.randn(16, 1)
+    compiled = torch.compile(step)
+    given = x.to("tpu"), y.to("tpu")
+    for turn in range(4):
+        compiles(), launches()
+        torch.testing.assert_close(compiled(*given).cpu(), expected(x, y), rtol=1e-4, atol=1e-5)
+        if turn > 1:
+            assert compiles() == 0
+            assert launches() <= 3
+    for a, e in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.detach().cpu(), e.detach(), rtol=1e-4, atol=1e-5)
+
+
+DRAWS = {
+    "rand_like": lambda x: x + torch.rand_like(x),
+    "dropout": lambda x: nn.functional.dropout(x, 0.3),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "randint": lambda x: torch.randint(0, 9, (5,), device=x.device),
+    "two": lambda x: (x.clone().uniform_(), torch.rand(2, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_are_eagers(name) -> None:
+    """The same seed gives the same numbers compiled and eager, call after call, and leaves the same offset."""
+    f, x = DRAWS[name], torch.zeros(3, 4, device="tpu")
+    generator = torch.tpu.default_generators[0]
+
+    def run(function):
+        torch.manual_seed(5)
+        drawn = [torch.utils._pytree.tree_map(lambda t: t.cpu(), function(x)) for _ in range(2)]
+        return drawn, generator.get_offset()
+
+    (eager, offset), (compiled, reached) = run(f), run(torch.compile(f))
+    assert offset == reached
+    for a, e in zip(*map(torch.utils._pytree.tree_leaves, (compiled, eager)), strict=True):
+        assert torch.equal(a, e)
+
+
+def test_checkpointed_dropout_is_recomputed_with_its_own_numbers() -> None:
+    """Loss and gradients equal eager's also when other draws come between forward and backward."""
+    linear = nn.Linear(10, 10).to("tpu")
+
+    def f(x):
+        return checkpoint(lambda v: nn.functional.dropout(linear(v), 0.5).sin(), x, use_reentrant=False).sum()
+
+    def run(function):
+        torch.manual_seed(2)
+        x = torch.ones(5, 10, device="tpu", requires_grad=True)
+        losses = [function(x)]
+        torch.rand(7, device="tpu")
+        for loss in losses:
+            loss.backward()
+        return torch.stack([loss.detach().cpu() for loss in losses]), x.grad.cpu()
+
+    for a, e in zip(run(torch.compile(f)), run(f), strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_networks(cell, launches) -> None:
+    """One region for all layers and steps, with gradients of all parameters."""
+    torch.manual_seed(0)
+    host = cell(4, 6, num_layers=2, batch_first=True)
+    device = copy.deepcopy(host).to("tpu")
+    x = torch.randn(2, 5, 4)
+    compiled = torch.compile(device)
+    actual, expected = compiled(x.to("tpu"))[0], host(x)[0]
+    torch.testing.assert_close(actual.detach().cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
+    for result in (actual, expected):
+        result.square().sum().backward()
+    for a, e in zip(device.parameters(), host.parameters(), strict=True):
+        torch.testing.assert_close(a.grad.cpu(), e.grad, rtol=1e-3, atol=1e-4)
+    launches()
+    compiled(x.to("tpu"))
+    assert launches() == 1
+
+
+def test_autocast_inside_and_around() -> None:
+    """Autocast in the function, and around a function that was compiled without it."""
+    x = torch.ones(4, 4, device="tpu")
+
+    def inside(x):
+        with torch.autocast("tpu", dtype=torch.bfloat16):
+            return x @ x
+
+    assert torch.compile(inside)(x).dtype == torch.bfloat16
+    plain = torch.compile(lambda x: x @ x)
+    assert plain(x).dtype == torch.float32
+    with torch.autocast("tpu", dtype=torch.bfloat16):
+        assert plain(x).dtype == torch.bfloat16
+
+
+def test_inference_mode() -> None:
+    """Results and mutated arguments under inference_mode."""
+    with torch.inference_mode():
+        x = torch.ones(3, device="tpu")
+        add = torch.compile(lambda x: x.add_(1))
+        add(x)
+        assert add(x).tolist() == [3, 3, 3]
+        assert torch.compile(lambda x: x * 2)(x).is_inference()
+
+
+FUNCTIONS = {
+    "grad": lambda x: torch.func.grad(lambda v: v.sin().sum())(x),  # noqa: PLW0108  # a function that calls the transformation
+    "vmap": lambda x: torch.vmap(lambda row: row.softmax(0))(x),  # noqa: PLW0108  # a function that calls the transformation
+    "jvp": lambda x: torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),)),
+    "jacrev": lambda x: torch.func.jacrev(lambda v: v.sum(0) ** 2)(x),  # noqa: PLW0108  # a function that calls the transformation
+    "cond": lambda x: torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,)),
+    "dtype view": lambda x: x.view(torch.int32) + 1,
+    "conjugate": lambda x: torch.complex(x, x).conj() * 2,
+    "read value": lambda x: x * x.sum().item(),
+    "selection": lambda x: x[x > 0] * 2,
+    "sort": lambda x: (x.sort(1), x.topk(2), x.cumsum(0), x.argmax()),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name, same) -> None:
+    """torch.func, control flow, complex numbers, sizes that depend on data."""
+    same(FUNCTIONS[name], torch.randn(4, 3), tolerance=1e-4)
+
+
+def test_mutated_arguments_that_share_memory() -> None:
+    """Two arguments over one storage, one of them written."""
+
+    def f(x, y):
+        x.add_(1)
+        return y * 2
+
+    base, host = torch.arange(6.0, device="tpu"), torch.arange(6.0)
+    actual = torch.compile(f)(base, base[2:])
+    expected = f(host, host[2:])
+    assert torch.equal(actual.cpu(), expected)
+    assert torch.equal(base.cpu(), host)
+
+
+def test_custom_ops() -> None:
+    """A Python custom op is part of the region."""
+
+    @torch.library.custom_op("emutpu_tests::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @twice.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    assert torch.compile(lambda x: twice(x) + 1)(torch.ones(2, device="tpu")).tolist() == [3, 3]
+
+
+def test_deferred_arguments() -> None:
+    """In DEFER_AND_FUSE a compiled call computes what its arguments wait for."""
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+        x = torch.ones(3, device="tpu") * 2
+        assert (torch.compile(lambda v: v + 1)(x) * 2).tolist() == [6, 6, 6]
