@@ -72,7 +72,7 @@ def test_a_compiled_training_step(name):
         assert_same_step(train_step(model, inputs, case, optimizer), reference)
         assert counters["stats"]["unique_graphs"] == expected.graphs
         assert sum(counters["graph_break"].values()) == expected.breaks
-        if family.routed:
+        if name == "mixtral":  # an update may send tokens to other experts: new sizes, new modules
             for group in optimizer.param_groups:
                 group["lr"] = 0.0
         train_step(model, inputs, case, optimizer)
