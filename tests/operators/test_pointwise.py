@@ -50,6 +50,8 @@ def test_backward(name: str) -> None:
 def test_inplace(name: str) -> None:
     """In-place variants write through views and leave neighbours alone."""
     dtype = torch.float32 if torch.float32 in opinfo(name).dtypes else torch.int64
+    if name == "float_power":  # its result is double precision, which PyTorch does not write into anything narrower
+        dtype = torch.float64
     check_inplace(name, dtype, limit=2)
 
 
