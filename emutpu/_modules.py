@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import numpy as np
+from emutpu.backend.wrapped import WrappedClient
 
-    from emutpu.backend.pjrt import Buffer, Client, CompileOptions, Executable, MemoryStats, Topology
+if TYPE_CHECKING:
+    from emutpu.backend.pjrt import Client, CompileOptions, Executable
 
 __all__ = ["RecordingClient", "recorded"]
 
 
-class RecordingClient:
+class RecordingClient(WrappedClient):
     """``inner``, with every module that it is asked to compile also written to ``folder``: ``<hash>.mlirbc`` and ``.json``.
 
     A module is written before it is compiled, so that one the CPU refuses is there too. Equal modules are written once,
@@ -29,24 +29,9 @@ class RecordingClient:
     """
 
     def __init__(self, inner: Client, folder: str) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def topology(self) -> Topology:
-        return self.inner.topology
-
-    @property
-    def computes(self) -> bool:
-        return self.inner.computes
-
-    def fingerprint(self) -> str:
-        return self.inner.fingerprint()
 
     def compile(self, module: bytes, options: CompileOptions) -> Executable:
         description = self._record(module, options)
@@ -54,24 +39,6 @@ class RecordingClient:
         if description is not None:
             self._name(description, made.name)
         return made
-
-    def deserialize(self, blob: bytes, options: CompileOptions) -> Executable:
-        return self.inner.deserialize(blob, options)
-
-    def from_host(self, array: np.ndarray[Any, Any], *, zero_copy: bool = False) -> Buffer:
-        return self.inner.from_host(array, zero_copy=zero_copy)
-
-    def to_host(self, buffer: Buffer) -> np.ndarray[Any, Any]:
-        return self.inner.to_host(buffer)
-
-    def synchronize(self) -> None:
-        self.inner.synchronize()
-
-    def memory_stats(self) -> MemoryStats:
-        return self.inner.memory_stats()
-
-    def close(self) -> None:
-        self.inner.close()
 
     @staticmethod
     def _name(description: Path, name: str) -> None:
