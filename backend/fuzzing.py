@@ -123,11 +123,12 @@ class Disturbance:
 
     def write(self) -> None:
         """Write the counts, and the program's result if it was asked for. Raises OSError."""
-        document: dict[str, Any] = {"ops": self.ops, "launches": self.client.count if self.client else 0}
+        document: dict[str, Any] = {"ops": self.ops}
         if self.result is not None:
             main = sys.modules["__main__"].__dict__
             document["result"] = _plain(main[self.result]) if self.result in main else None
             document["found"] = self.result in main
+        document["launches"] = self.client.count if self.client else 0  # those for the result are disturbed too
         self.report.write_text(json.dumps(document), encoding="utf-8")
 
 
