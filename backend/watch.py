@@ -23,15 +23,15 @@ def watch(regions: str | None, fuzz: str | None, *, inputs: bool) -> Callable[[C
     """
     wrappers: list[Callable[[Client], Client]] = []
     if fuzz is not None:
-        from emutpu.backend import fuzzing
+        from emutpu.backend.fuzzing import start as disturb
 
-        disturbance = fuzzing.start(Path(fuzz))
+        disturbance = disturb(Path(fuzz))
         wrappers.append(disturbance.disturbed)
         _at_exit(disturbance.write)
     if regions is not None:
-        from emutpu.backend.deferred import recorder
+        from emutpu.backend.deferred.recorder import start as record
 
-        recording = recorder.start(Path(regions), inputs=inputs)
+        recording = record(Path(regions), inputs=inputs)
         wrappers.append(recording.metered)
         _at_exit(recording.write)
 

@@ -53,8 +53,6 @@ class _Flush:
 class _Launch:
     execution: Execution
     flush: _Flush
-    tier: int | None
-    compile_seconds: float
     at: float
     sources: list[tuple[int, int] | None]
     died: list[int | None]
@@ -127,14 +125,11 @@ class Recorder:
                 self.dropped += 1
                 return
             index = len(self.launches)
-            tier, seconds = self._tier(execution)
             sources = [self._source(argument) for argument in arguments]
             died: list[int | None] = [None] * len(results)
             launch = _Launch(
                 execution,
                 self._flush[threading.get_ident()],
-                tier,
-                seconds,
                 time.perf_counter(),
                 sources,
                 died,
@@ -155,15 +150,6 @@ class Recorder:
             died[position] = self.flushes
 
         self._made[id(result)] = ref(result, gone), launch, position
-
-    def _tier(self, execution: Execution) -> tuple[int | None, float]:
-        """0: compiled; 1: this process had it; 2, 3: loaded from there; and what that took in seconds."""
-        if execution.hit and execution.seconds < _KNOWN:
-            return 1, 0.0
-        entry = runtime().cache.entries().get(execution.key)
-        if entry is None or entry.reads:
-            return (1, 0.0) if execution.hit else (0, execution.seconds)
-        return entry.tier, entry.compile_seconds
 
     def _save(self, execution: Execution, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
         stem = str(execution.key)
@@ -220,8 +206,6 @@ class Recorder:
 
 
 _HEURISTIC = "repeated_op_heuristic"
-# Seconds: finding an executable in the region's own table takes a few microseconds, asking the cache for it more.
-_KNOWN = 20e-6
 
 
 class _Describer:
@@ -260,7 +244,7 @@ class _Describer:
             "inputs": self._inputs(step, operands, launch.sources),
             "outputs": self._outputs(launch, values),
             "key": {"shapeless": key.shapeless, "dimensions": key.dimensions, "options": key.options},
-            "cache": {"tier": launch.tier, "hit": execution.hit, "compile_ms": round(1e3 * launch.compile_seconds, 3)},
+            "cache": {"tier": execution.tier, "hit": execution.hit, "compile_ms": round(1e3 * execution.seconds, 3)},
             "modelled": {"seconds": None, "hbm_bytes": None},
             "seconds": {
                 "at": round(launch.flush.at - started, 6),

@@ -198,6 +198,7 @@ for step in range(2):
         for p in w.parameters():
             p -= 0.1 * p.grad
             p.grad = None
+    print(w.bias.sum().item())
 answer = [p.detach() for p in w.parameters()] + [x]
 print("done")
 """
