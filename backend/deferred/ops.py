@@ -25,6 +25,7 @@ from emutpu.backend.strict import Entry, OpModule, Record, Signature, Take
 __all__ = ["HOOKS", "DeferredOp", "deferred_entry"]
 
 _STATE = layout_of((3,), torch.uint64)
+_ALIVE = tuple(b"\1" * count for count in range(64))  # marks of new values
 
 
 class DeferredOp:
@@ -95,29 +96,39 @@ class DeferredOp:
         """Append the op to the calling thread's queue; gives its values, pending."""
         queue = LOCAL.state.queue or current_queue()
         with queue.lock:
-            batch = queue.batch
-            event: list[Any] = [self]
-            index = batch.index
-            value: Any
-            for value in values:
-                if value.__class__ is Pending:
-                    if value.batch is batch:
-                        event.append(value.slot)
-                        continue
-                    value = value.settled()
-                slot = index.get(id(value))
-                event.append(batch.add_input(value) if slot is None else slot)
-            recorded = tuple(event)
-            state = batch.state
-            batch.state = state.next.get(recorded) or state.extend(recorded)
-            batch.origins.append(origin)
-            marks = batch.marks
-            made = []
-            for layout in self.layouts:
-                pending = Pending(batch, len(marks), layout)
-                marks.append(1)
-                batch.references.append(ref(pending))
-                made.append(pending)
+            while True:
+                # Whatever allocates or calls may run a finalizer or a signal's handler, which may use the device too.
+                batch = queue.batch
+                before = batch.state
+                event: list[Any] = [self]
+                index = batch.index
+                value: Any
+                for value in values:
+                    if value.__class__ is Pending:
+                        if value.batch is batch:
+                            event.append(value.slot)
+                            continue
+                        value = value.settled()
+                    slot = index.get(id(value))
+                    event.append(batch.add_input(value) if slot is None else slot)
+                recorded = tuple(event)
+                after = before.next.get(recorded) or before.extend(recorded)
+                made = [Pending(batch, layout) for layout in self.layouts]
+                references = [ref(pending) for pending in made]
+                count = len(made)
+                issued, alive = [origin], _ALIVE[count] if count < 64 else b"\1" * count
+                origins, marks, known = batch.origins, batch.marks, batch.references
+                slot = len(marks)
+                # From here to the break nothing is called and nothing is allocated: either all of it happens or nothing.
+                if batch.state is before and queue.batch is batch:
+                    batch.state = after
+                    origins += issued
+                    marks += alive
+                    known += references
+                    break
+            for pending in made:
+                pending.slot = slot
+                slot += 1
             if self.flushes:
                 queue.leave()
             elif self.repeat and queue.detector.push(self.repeat):
