@@ -22,8 +22,9 @@ from emutpu.backend.rng import advanced
 from emutpu.backend.runtime import runtime
 from emutpu.backend.strict import Entry, OpModule, Record, Signature, Take
 
-__all__ = ["HOOKS", "DeferredOp", "deferred_entry"]
+__all__ = ["HOOKS", "Collective", "DeferredOp", "deferred_entry", "repeat_number"]
 
+Collective = Callable[[Sequence[Buffer]], Sequence[Buffer]]
 _STATE = layout_of((3,), torch.uint64)
 _ALIVE = tuple(b"\1" * count for count in range(64))  # marks of new values
 
@@ -36,9 +37,11 @@ class DeferredOp:
     ``emit``       emits it into a builder, as :meth:`OpModule.emit`; ``precision`` of its dots.
     ``undefined``  how many of its results are undefined: the device gives empty ones.
     ``repeat``     what the repeated-op rule compares; 0 for a view, which it does not count.
+    ``collective`` takes part with other ranks: it is always done, alone and in order, by this function on its operands.
     """
 
     __slots__ = (
+        "collective",
         "dimensions",
         "draws",
         "emit",
@@ -67,6 +70,7 @@ class DeferredOp:
         repeat: int | None = None,
         flushes: bool = False,
         undefined: int = 0,
+        collective: Collective | None = None,
     ) -> None:
         self.name = name
         self.emit = emit
@@ -79,6 +83,7 @@ class DeferredOp:
         self.repeat = next(_numbers) if repeat is None else repeat
         self.flushes = flushes
         self.undefined = undefined
+        self.collective = collective
 
     def operands(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Dims and dtypes of what the op reads, in order. Emits it to find out: for reports."""
@@ -167,6 +172,11 @@ def _state_update(steps: int) -> DeferredOp:
 _repeat_numbers: dict[str, int] = {}
 
 
+def repeat_number(text: str) -> int:
+    """What the repeated-op rule compares of an op that ``text`` describes."""
+    return _repeat_numbers.get(text) or _repeat_numbers.setdefault(text, next(_numbers))
+
+
 def deferred_entry(signature: Signature, options: Options, values: tuple[Any, ...]) -> Entry:
     """The entry of an op that is recorded. Raises what PyTorch's meta kernel, or the lowering, raises for it."""
     by_name = dict(zip((a.name for a in signature.schema.arguments), values, strict=True))
@@ -190,7 +200,7 @@ def deferred_entry(signature: Signature, options: Options, values: tuple[Any, ..
         parts=parts,
         precision=None if precision is None else precision.name,
         draws=module.draws if signature.row.draws else 0,
-        repeat=_repeat_numbers.setdefault(text, len(_repeat_numbers) + 1) if counts else 0,
+        repeat=repeat_number(text) if counts else 0,
         flushes=options.flushes,
         undefined=wraps.count(None),
     )

@@ -153,13 +153,19 @@ class _Run:
         batch, values = self.batch, self.values
         tier, seconds = 1, 0.0
         executable = step.region.executables.get(self.options)
+        collective = step.region.key.nodes[0].op.collective
         try:
-            if executable is None:
-                key, acquired = step.region.acquire(self.options, [batch.origins[k] for k in step.nodes])
-                executable = key, acquired.executable
-                tier, seconds = acquired.tier, acquired.seconds
             arguments = [batch.inputs[~i] if i < 0 else values[i] for i in step.inputs]
-            results = executable[1].launch(arguments)
+            if collective is not None:
+                key = step.region.logical_key(self.options)
+                results = collective(arguments)
+            else:
+                if executable is None:
+                    key, acquired = step.region.acquire(self.options, [batch.origins[k] for k in step.nodes])
+                    executable = key, acquired.executable
+                    tier, seconds = acquired.tier, acquired.seconds
+                key = executable[0]
+                results = executable[1].launch(arguments)
         except PjrtError as error:
             return region_failure(error, self._culprit(step), self.trigger)
         except Exception as error:  # noqa: BLE001  # kept for every value that it concerns, and raised by run()
@@ -170,7 +176,7 @@ class _Run:
             if buffer.__class__ is ErrorBuffer:
                 self._blame(step, buffer)
         runtime().region_launches += 1
-        execution = Execution(batch.origins, step, self.reason, self.trigger, executable[0], tier, seconds)
+        execution = Execution(batch.origins, step, self.reason, self.trigger, key, tier, seconds)
         LOG.add(execution)
         if LOG.observer is not None:
             LOG.observer.launched(execution, arguments, results)
