@@ -19,7 +19,7 @@ TRAININGS: dict[str, tuple[Callable[..., list[float]], int, int]] = {
     "digits": (digits_cnn.train, 5, 2),
     "bert": (bert_finetuning.train, 5, 3),
     "lstm": (lstm_language_model.train, 5, 3),
-    "timm": (timm_training.train, 4, 3),
+    "timm": (timm_training.train, 4, 2),
 }
 CI = {("digits", "DEFER_AND_FUSE"), ("lstm", "DEFER_NEVER_AND_LAUNCH_BLOCKING")}
 MODES = ("DEFER_AND_FUSE", "DEFER_NEVER_AND_LAUNCH_BLOCKING")
