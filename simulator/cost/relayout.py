@@ -12,7 +12,7 @@ from .graph import BITS, Node, Spec
 from .kernels import Kernel
 from .layout import LANES, laid_elements
 from .rates import Rates
-from .work import tree_reduction
+from .work import in_place, tree_reduction
 
 __all__ = ["Copies", "copies", "lies_as_wanted"]
 
@@ -49,7 +49,22 @@ def copies(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
         return _sort(key)
     if kernel.kind in ("dynamic_update_slice", "scatter"):
         return _preserving(kernel, key)
+    if kernel.kind == "online_softmax":
+        return _row_major(key, outputs)
+    if key.op == "concatenate" and in_place(key) and id(key) in outputs:
+        # Made in a buffer in VMEM, which is operand and result of two partial results, then copied out.
+        return Copies(2 * key.spec.padded, 2 * key.spec.padded)
     return Copies()
+
+
+def _row_major(key: Node, outputs: set[int]) -> Copies:
+    """The compiler's own call takes and gives arrays with the last dimension in the lanes."""
+    made = Copies()
+    last = len(key.spec.shape) - 1
+    for spec, outside in ((key.inputs[1].spec, _external(key.inputs[1])), (key.spec, id(key) in outputs)):
+        if outside and spec.minor != last:
+            _copy(made, spec, last, last - 1)
+    return made
 
 
 def lies_as_wanted(kernel: Kernel, value: Node) -> bool:

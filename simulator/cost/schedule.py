@@ -17,6 +17,7 @@ from .tables import FREE
 __all__ = ["Placement", "place"]
 
 _AHEAD = ("dot", "convolution")
+_ALONE = 16 << 10  # bytes of a result that is not worth dividing between two cores
 
 
 @dataclasses.dataclass(slots=True)
@@ -35,10 +36,13 @@ def place(
     capacity: int,
     seconds: list[float],
     rate: list[float],
+    *,
+    shared: bool = True,
 ) -> Placement:
     """Place the values of kernels that run in this order into ``capacity`` bytes of VMEM.
 
     ``seconds`` is how long each kernel runs; ``rate`` holds the byte/s of a fetch, or nothing where none is made ahead.
+    ``shared``: what a kernel leaves in VMEM the next one finds there; else only values that one core makes alone.
     """
     uses: dict[int, list[int]] = {}
     for index, kernel in enumerate(kernels):
@@ -53,7 +57,7 @@ def place(
             resident.add(id(ahead))
             fetched[uses[id(ahead)][0]] += ahead.spec.padded
             _occupy(occupied, 0, uses[id(ahead)][-1], ahead.spec.padded)
-    _place_intermediates(kernels, uses, outputs, capacity, occupied, resident)
+    _place_intermediates(kernels, uses, outputs, capacity, occupied, resident, None if shared else _ALONE)
     if rate:
         _fetch(kernels, arguments, outputs, uses, seconds, rate[0], _Vmem(capacity, occupied, resident, fetched))
     return Placement(resident, fetched, _temporaries(kernels, uses, outputs, resident))
@@ -116,10 +120,11 @@ def _place_intermediates(
     capacity: int,
     occupied: list[int],
     resident: set[int],
+    largest: int | None,
 ) -> None:
     for index, kernel in enumerate(kernels):
         for root in kernel.roots:
-            if id(root) in outputs or id(root) not in uses:
+            if id(root) in outputs or id(root) not in uses or (largest is not None and root.spec.padded > largest):
                 continue
             size, last = root.spec.padded, uses[id(root)][-1]
             if _room(occupied, index, last, size, capacity):
