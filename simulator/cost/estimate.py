@@ -190,7 +190,9 @@ class Model:
         read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
         if kernel.rows:
             read_bytes *= 2
-        return memory.Traffic(read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels)
+        return memory.Traffic(
+            read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels, around.timed
+        )
 
     def _part(self, kernel: Kernel, moved: memory.Traffic, spent: Cycles, placement: Placement) -> _Part:
         members = kernel.members.values()

@@ -13,7 +13,7 @@ from .graph import Graph, Node, Spec
 from .rates import Rates
 from .simplify import link, reached
 from .tables import ELEMENTWISE, FREE, MOVEMENT, TRANSPARENT
-from .work import dot_shape
+from .work import dot_shape, tree_reduction
 
 __all__ = ["PRODUCTS", "Kernel", "fuse", "kind_of"]
 
@@ -132,8 +132,7 @@ class _Fuser:
         merged = _merge_epilogues(self.kernels, self.outputs)
         merged = _merge_softmaxes(merged, self.softmaxes)
         merged = _merge_row_softmaxes(merged, self.rows)
-        if self.chains:
-            merged = _merge_chains(merged, self.outputs)
+        merged = _merge_chains(merged, self.outputs, narrow=self.chains)
         for kernel in merged:
             kernel.reads = kernel.find_reads()
         return _narrow(_Joiner(merged, self.outputs).run(), self.outputs)
@@ -339,7 +338,7 @@ def _merge_epilogues(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
             readers.setdefault(id(read), []).append(kernel)
     gone: set[int] = set()
     for kernel in reversed(kernels):
-        if kernel.kind not in ("dot", "convolution"):
+        if kernel.kind not in PRODUCTS and not sums_windows(kernel):
             continue
         while True:
             root = kernel.roots[0]
@@ -358,14 +357,23 @@ def _merge_epilogues(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
     return [kernel for kernel in kernels if id(kernel) not in gone]
 
 
-def _merge_chains(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
-    """Join a product into the kernel of the one other product that reads its activated result, where that is small."""
+def sums_windows(kernel: Kernel) -> bool:
+    """Whether it adds up windows, which the compiler does with a convolution."""
+    return kernel.kind == "reduce_window" and bool(kernel.key.attrs[1] == "add") and not tree_reduction(kernel.key)
+
+
+def _merge_chains(kernels: list[Kernel], outputs: set[int], *, narrow: bool) -> list[Kernel]:
+    """Join a product into the kernel of the one other product that reads its activated result, where that is small;
+    ``narrow``: products of bf16 operands, too.
+    """
     products = [k for k in kernels if k.kind == "dot" and not k.softmax and not k.key.attrs[0].lhs_batch]
     owner = {id(member): kernel for kernel in products for member in kernel.members.values()}
     gone: set[int] = set()
     for kernel in products:
         root = kernel.roots[0]
         if len(kernel.roots) > 1 or root is not kernel.key or id(root) in outputs or root.spec.bytes > _CHAINED_BYTES:
+            continue
+        if not narrow and kernel.key.inputs[0].spec.dtype != "f32":
             continue
         other = owner.get(id(root.users[0])) if root.users else None
         if other is None or other is kernel or other.chained or any(id(u) not in other.members for u in root.users):

@@ -94,7 +94,7 @@ def _arithmetic(kernel: Kernel, rates: Rates) -> float:
 
 def cycles(kernel: Kernel, traffic: Traffic, rates: Rates) -> Cycles:
     """Cycles of a kernel that moves ``traffic``."""
-    copied = traffic.copied / _VECTOR_BYTES * rates.stream
+    copied = traffic.timed / _VECTOR_BYTES * rates.stream
     if kernel.kind in PRODUCTS:
         return _matrix(kernel, traffic, copied, rates)
     vector = _arithmetic(kernel, rates)

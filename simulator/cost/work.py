@@ -145,7 +145,7 @@ _COUNTS: dict[str, Callable[[Node], int]] = {
     "reduce": _reduce,
     "reduce_window": _reduce_window,
     "select_and_scatter": lambda node: node.inputs[1].spec.size * math.prod(node.attrs[0]),
-    "scatter": lambda node: node.inputs[-1].spec.size * _body_flops(node.bodies),
+    "scatter": lambda node: node.inputs[-1].spec.size * sum(flops(n) for body in node.bodies for n in body.nodes),
     "sort": _sort,
     "top_k": lambda node: node.inputs[0].spec.size * node.attrs[0],
     "concatenate": lambda node: 0 if in_place(node) else node.spec.size * (len(node.inputs) - 1),
