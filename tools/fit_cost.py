@@ -84,19 +84,17 @@ def _family(name: str) -> str:
     return next(family for family, prefixes in FAMILIES.items() if name.startswith(tuple(p for p in prefixes)))
 
 
-def cases(rows: Mapping[str, Mapping[str, Any]], folder: Path = RECORDS) -> list[Case]:
-    """Every recorded case; ``rows`` are the chips' constants, of which only the flags matter here."""
+def cases(document: Mapping[str, Any], folder: Path = RECORDS) -> list[Case]:
+    """Every recorded case; of the constants in ``document`` only the chips' flags matter here."""
+    rows = document["chips"]
     recorded = json.loads((folder / "estimates.json").read_text(encoding="utf-8"))["chips"]
     found = []
     for chip_name, records in recorded.items():
+        constants = Rates.of(chip(chip_name), rows[chip_name], document["shared"])
         for name, truth in records.items():
             module = (folder / f"{name}.mlir").read_text(encoding="utf-8")
-            graph = simplify(read(module), vector_products=rows[chip_name]["vector_products"])
-            kernels = [
-                kernel
-                for kernel in fuse(graph, chains=rows[chip_name]["chains"])
-                if not is_bitcast(kernel, graph.outputs)
-            ]
+            graph = simplify(read(module), vector_products=constants.vector_products)
+            kernels = [kernel for kernel in fuse(graph, constants) if not is_bitcast(kernel, graph.outputs)]
             found.append(Case(name, chip_name, _family(name), graph, kernels, truth))
     return found
 
@@ -273,7 +271,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the constants and the page")
     options = parser.parse_args()
     document = json.loads(DATA.read_text(encoding="utf-8"))
-    group = cases(document["chips"])
+    group = cases(document)
     if options.write:
         constants = fit(document["chips"], group)
         document["chips"] = {n: {k: _rounded(v) for k, v in row.items()} for n, row in constants["chips"].items()}

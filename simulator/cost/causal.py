@@ -36,6 +36,15 @@ def masked_flops(graph: Graph) -> float:
     return sum(flops(product) * hidden for product, hidden in found.values())
 
 
+_PRODUCTS = ("dot_general", "online_softmax")
+
+
+def _product(node: Node) -> Node:
+    """The product itself, also where it is part of a kernel of the compiler's own."""
+    alone: Node = node.attrs[0] if node.op == "online_softmax" else node
+    return alone
+
+
 def _hidden_share(predicate: Node) -> float | None:
     """The share of the pairs of positions that a causal predicate hides; None for any other predicate."""
     while predicate.op in _SPREADS:
@@ -76,14 +85,14 @@ def _products(select: Node) -> Iterable[Node]:
         if id(node) in seen or node.spec.size != select.spec.size:
             continue
         seen.add(id(node))
-        if node.op == "dot_general":
-            yield node
+        if node.op in _PRODUCTS:
+            yield _product(node)
             continue
         if node.op not in _THROUGH:
             continue
         pending += node.inputs
         for user in node.users:
-            if user.op == "dot_general":
-                yield user
+            if user.op in _PRODUCTS:
+                yield _product(user)
             else:
                 pending.append(user)

@@ -34,6 +34,7 @@ _UNTIMED = frozenset(
         "cholesky",
         "triangular_solve",
         "custom_call",
+        "online_softmax",
         *_CONTROL,
     }
 )
@@ -71,8 +72,10 @@ class Collective:
 class Estimate:
     """What the model says of one launch; seconds and bytes are of one device. All figures are modelled, none measured.
 
-    ``hbm_bytes`` and ``roofline_seconds`` follow the compiler's accounting (every operand and result of every kernel,
-    fetches into VMEM four times); ``masked_flops`` are those of ``flops`` that a causal mask discards;
+    ``flops``, ``transcendentals``, ``hbm_bytes``, ``cycles`` and ``roofline_seconds`` follow the compiler's accounting: every
+    operand and result of every kernel, fetches into VMEM four times, the body of a loop once, no flops of its own calls.
+    ``executed_flops`` are all that run, ``executed_bytes`` those that cross the HBM bus, loops as often as they turn;
+    ``masked_flops`` are those of ``executed_flops`` that a causal mask discards;
     ``expected_seconds`` applies measured efficiencies, and ``error_bar`` holds the
     factors between which the truth is expected. ``peak`` names the rate that bounds, ``bound`` the unit.
     """
@@ -98,6 +101,8 @@ class Estimate:
     assumptions: tuple[str, ...]
     error_bar: tuple[float, float]
     masked_flops: float = 0.0
+    executed_flops: float = 0.0
+    executed_bytes: float = 0.0
 
 
 def estimate(module: bytes | str, chip: Chip, level: Level = "compiled") -> Estimate:
@@ -131,7 +136,7 @@ class Model:
             graph,
             [
                 kernel
-                for kernel in fuse(graph, chains=self.rates.chains)
+                for kernel in fuse(graph, self.rates)
                 if not memory.is_bitcast(kernel, graph.outputs)
             ],
         )
@@ -153,7 +158,10 @@ class Model:
                 self.assume("while: the number of iterations is not known here; counted once")
                 count = 1
             else:
-                self.assume(f"while: {count} iterations counted; the compiler's own estimate counts a body once")
+                self.assume(
+                    f"while: {count} iterations expected and executed; flops, hbm_bytes, cycles and roofline_seconds count "
+                    f"its body once, as the compiler does"
+                )
             return self._inner().run(node.bodies[1], inner=True), count
         branches = [self._inner().run(body, inner=True) for body in node.bodies]
         self.assume(f"{node.op}: its most expensive branch is counted")
@@ -167,25 +175,37 @@ class Model:
             return place(kernels, [], outputs, 0, [0.0] * len(kernels), [])
         seconds = [each.total / self.rates.clock for each in spent]
         capacity = int(self.rates.vmem * self.rates.vmem_share)
-        return place(kernels, graph.arguments, outputs, capacity, seconds, [self.rates.bandwidth])
+        return place(
+            kernels,
+            graph.arguments,
+            outputs,
+            capacity,
+            seconds,
+            [self.rates.bandwidth],
+            shared=not self.rates.megacore,
+        )
 
     def _traffic(self, kernel: Kernel, outputs: set[int]) -> memory.Traffic:
         around = copies(kernel, outputs, self.rates)
         read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
         if kernel.rows:
             read_bytes *= 2
-        return memory.Traffic(read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels)
+        return memory.Traffic(
+            read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels, around.timed
+        )
 
     def _part(self, kernel: Kernel, moved: memory.Traffic, spent: Cycles, placement: Placement) -> _Part:
-        flops = transcendentals = 0.0
-        for member in kernel.members.values():
+        members = kernel.members.values()
+        for member in members:
             self._known(member)
-            flops += work.flops(member)
-            transcendentals += work.transcendentals(member)
+        extra = 0.0
         if not self.rates.native_bf16 and kernel.kind in ("loop", "reduce"):
-            flops += work.conversions(kernel.members.values(), kernel.roots)
+            extra += work.conversions(members, kernel.roots)
         if kernel.softmax and self.rates.recomputes_scores:
-            flops += sum(work.flops(m) for m in kernel.members.values() if m.op == "dot_general")
+            extra += sum(work.flops(m) for m in members if m.op == "dot_general")
+        flops = work.counted_flops(members, rows=kernel.rows) + extra
+        executed = sum(work.flops(member) for member in members) + extra
+        transcendentals = sum(work.transcendentals(member) for member in members)
         inside = sum(v.spec.padded for v in kernel.reads if id(v) in placement.resident)
         kept = sum(v.spec.padded for v in kernel.roots if id(v) in placement.resident)
         moved.hbm = max(0, moved.counted - inside - kept)
@@ -194,7 +214,7 @@ class Model:
             spent = cycles(kernel, moved, self.rates)
         own = (moved.counted - moved.copied) / self.rates.bandwidth
         seconds = max(flops / self.rates.peak, own) + moved.copied / self.rates.bandwidth
-        return _Part(flops, transcendentals, moved, spent, seconds)
+        return _Part(flops, executed, transcendentals, moved, spent, seconds)
 
     def _known(self, node: Node) -> None:
         if node.op in ELEMENTWISE or node.op in FREE or node.op in MOVEMENT or node.op in _KNOWN:
@@ -211,6 +231,7 @@ class Model:
                 found.append(Collective(kernel.key.op, size, devices, taken.seconds, taken.dcn, taken.received))
                 self.assume(collectives.ASSUMPTION)
         fusions, hbm_bytes, roofline, mxu, vpu, hbm, total_cycles = [], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        crossed = 0.0
         expected_seconds = self.expected.launch_seconds
         inner = [self._control(kernel.key) for kernel in kernels if kernel.kind in _CONTROL]
         for kernel, part, fetched in zip(kernels, parts, placement.fetched, strict=True):
@@ -226,6 +247,7 @@ class Model:
             mxu += scheduled
             vpu += part.cycles.vpu / self.rates.clock
             hbm += traffic / self.rates.bandwidth
+            crossed += traffic
             hbm_bytes += counted
             roofline += seconds
             total_cycles += (part.cycles.copies if kernel.kind in _UNTIMED else part.cycles.total) + (
@@ -255,6 +277,8 @@ class Model:
             hbm,
             sum(c.seconds for c in found),
             masked_flops(graph),
+            sum(part.executed for part in parts),
+            crossed,
         )
         for estimate_, count in inner:
             own = own.plus(estimate_, count)
@@ -296,6 +320,8 @@ class Model:
             assumptions=tuple(self.assumptions),
             error_bar=(self.expected.low, self.expected.high),
             masked_flops=own.masked,
+            executed_flops=own.executed,
+            executed_bytes=own.crossed,
         )
 
 
@@ -312,27 +338,36 @@ class _Totals:
     hbm: float
     ici: float
     masked: float
+    executed: float
+    crossed: float
 
     def plus(self, inner: Estimate, count: int) -> _Totals:
-        """With what ``count`` runs of ``inner`` add; its collectives are in its seconds already."""
+        """With what ``count`` runs of ``inner`` add; its collectives are in its seconds already.
+
+        The compiler's accounting has a body once, whatever the count, and none of its cycles.
+        """
+        once = min(count, 1)
         return _Totals(
-            self.flops + count * inner.flops,
-            self.transcendentals + count * inner.transcendentals,
-            self.hbm_bytes + count * inner.hbm_bytes,
-            self.cycles + count * inner.cycles,
-            self.roofline + count * (inner.roofline_seconds - inner.ici_seconds),
+            self.flops + once * inner.flops,
+            self.transcendentals + once * inner.transcendentals,
+            self.hbm_bytes + once * inner.hbm_bytes,
+            self.cycles,
+            self.roofline + once * (inner.roofline_seconds - inner.ici_seconds),
             self.expected + count * (inner.expected_seconds - inner.ici_seconds),
             self.mxu + count * inner.mxu_seconds,
             self.vpu + count * inner.vpu_seconds,
             self.hbm + count * inner.hbm_seconds,
             self.ici + count * inner.ici_seconds,
             self.masked + count * inner.masked_flops,
+            self.executed + count * inner.executed_flops,
+            self.crossed + count * inner.executed_bytes,
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Part:
     flops: float
+    executed: float
     transcendentals: float
     moved: memory.Traffic
     cycles: Cycles
@@ -348,7 +383,7 @@ def _unit(kernel: Kernel, part: _Part, chip: Rates) -> str:
 
 
 _KNOWN = frozenset(
-    {"parameter", "result", "dot_general", "dot", "vector_product", "convolution", "reduce", "reduce_window", "gather",
+    {"parameter", "result", "dot_general", "dot", "online_softmax", "vector_product", "convolution", "reduce", "reduce_window", "gather",
      "scatter", "sort", "top_k", "dynamic_update_slice", "select_and_scatter", "fft", "triangular_solve", "cholesky",
      "rng", "rng_bit_generator", "while", "case", "if", *COLLECTIVES}
 )  # fmt: skip

@@ -10,7 +10,10 @@ from __future__ import annotations
 import dataclasses
 
 from .graph import Graph, Node, Spec
+from .rates import Rates
+from .simplify import link, reached
 from .tables import ELEMENTWISE, FREE, MOVEMENT, TRANSPARENT
+from .work import dot_shape, tree_reduction
 
 __all__ = ["PRODUCTS", "Kernel", "fuse", "kind_of"]
 
@@ -98,15 +101,15 @@ def _narrow(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, chains: bool) -> None:
+    def __init__(self, graph: Graph, rates: Rates) -> None:
         self.graph = graph
-        self.chains = chains
+        self.chains = rates.chains
         self.rows = _row_softmaxes(graph)
         self.outputs = {id(node) for node in graph.outputs}
         self.homes: dict[int, list[Kernel]] = {}
         self.kernels: list[Kernel] = []
         self.leaves = _full_leaves(graph)
-        self.softmaxes = _softmaxes(graph)
+        self.softmaxes = _softmaxes(graph, rates.side if rates.recomputes_scores else 0)
         self.pinned = {id(exponential) for exponential, _, _ in self.softmaxes}
 
     def run(self) -> list[Kernel]:
@@ -129,11 +132,10 @@ class _Fuser:
         merged = _merge_epilogues(self.kernels, self.outputs)
         merged = _merge_softmaxes(merged, self.softmaxes)
         merged = _merge_row_softmaxes(merged, self.rows)
-        if self.chains:
-            merged = _merge_chains(merged, self.outputs)
+        merged = _merge_chains(merged, self.outputs, narrow=self.chains)
         for kernel in merged:
             kernel.reads = kernel.find_reads()
-        return _narrow(_Joiner(merged).run(), self.outputs)
+        return _narrow(_Joiner(merged, self.outputs).run(), self.outputs)
 
     def _hosts(self, node: Node) -> list[Kernel]:
         """The kernels that take ``node``; none where it has to be written to memory."""
@@ -186,8 +188,12 @@ def _full_leaves(graph: Graph) -> dict[int, tuple[Node, ...]]:
 # --------------------------------------------------------------------------------------------------- softmax of a product
 
 
-def _softmaxes(graph: Graph) -> list[tuple[Node, Node, Node]]:
-    """(exponential, row maximum, product) of each softmax over the rows of a batched product."""
+def _softmaxes(graph: Graph, recomputing: int) -> list[tuple[Node, Node, Node]]:
+    """(exponential, row maximum, product) of each softmax over the rows of a batched product.
+
+    ``recomputing`` is the side of an MXU whose kernel would compute the product twice, 0 otherwise: it does so only where
+    that is cheap, at a depth below half the side.
+    """
     found = []
     for node in graph.nodes:
         if node.op != "exponential" or node.inputs[0].op != "subtract":
@@ -198,6 +204,8 @@ def _softmaxes(graph: Graph) -> list[tuple[Node, Node, Node]]:
             continue
         product = _product_behind(scores)
         row = maximum.inputs[0].spec.size // max(maximum.spec.size, 1)
+        if product is not None and recomputing and 2 * dot_shape(product)[2] >= recomputing:
+            continue
         if product is not None and row <= _ROW_SOFTMAX and any(user.op == "reduce" for user in node.users):
             found.append((node, maximum, product))
     return found
@@ -289,6 +297,36 @@ def _merge_row_softmaxes(kernels: list[Kernel], softmaxes: list[tuple[Node, Node
     return [kernel for kernel in kernels if id(kernel) not in gone]
 
 
+def _merge_online_softmaxes(graph: Graph, side: int) -> None:
+    """Where probabilities in f32 go straight into a batched product, rows of at least ``side`` scores, the compiler calls a
+    kernel of its own that normalises while it multiplies: one node then stands for both.
+    """
+    merged = False
+    for product in graph.nodes:
+        if product.op != "dot_general" or not product.attrs[0].lhs_batch:
+            continue
+        quotient = product.inputs[0]
+        if quotient.op != "divide" or quotient.spec.dtype != "f32" or len(quotient.users) > 1:
+            continue
+        exponential, total = quotient.inputs[0], _skip(quotient.inputs[1])
+        if exponential.op != "exponential" or exponential.inputs[0].op != "subtract" or total.op != "reduce":
+            continue
+        scores, maximum = exponential.inputs[0].inputs[0], _skip(exponential.inputs[0].inputs[1])
+        if maximum.op != "reduce" or maximum.inputs[0] is not scores or total.inputs[0] is not exponential:
+            continue
+        row = scores.spec.size // max(maximum.spec.size, 1)
+        if _product_behind(scores) is None or row < side or len(exponential.users) > 2 or len(maximum.users) > 1:
+            continue
+        alone = Node("dot_general", list(product.inputs), product.spec, product.attrs)
+        product.op, product.inputs, product.attrs = "online_softmax", [scores, product.inputs[1]], (alone,)
+        product.name = "online_softmax"
+        merged = True
+    if merged:
+        alive = reached(graph.nodes, graph.outputs)
+        graph.nodes[:] = [node for node in graph.nodes if id(node) in alive or node.op == "parameter"]
+        link(graph)
+
+
 # --------------------------------------------------------------------------------------------------- epilogues
 
 
@@ -300,7 +338,7 @@ def _merge_epilogues(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
             readers.setdefault(id(read), []).append(kernel)
     gone: set[int] = set()
     for kernel in reversed(kernels):
-        if kernel.kind not in ("dot", "convolution"):
+        if kernel.kind not in PRODUCTS and not sums_windows(kernel):
             continue
         while True:
             root = kernel.roots[0]
@@ -319,14 +357,23 @@ def _merge_epilogues(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
     return [kernel for kernel in kernels if id(kernel) not in gone]
 
 
-def _merge_chains(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
-    """Join a product into the kernel of the one other product that reads its activated result, where that is small."""
+def sums_windows(kernel: Kernel) -> bool:
+    """Whether it adds up windows, which the compiler does with a convolution."""
+    return kernel.kind == "reduce_window" and bool(kernel.key.attrs[1] == "add") and not tree_reduction(kernel.key)
+
+
+def _merge_chains(kernels: list[Kernel], outputs: set[int], *, narrow: bool) -> list[Kernel]:
+    """Join a product into the kernel of the one other product that reads its activated result, where that is small;
+    ``narrow``: products of bf16 operands, too.
+    """
     products = [k for k in kernels if k.kind == "dot" and not k.softmax and not k.key.attrs[0].lhs_batch]
     owner = {id(member): kernel for kernel in products for member in kernel.members.values()}
     gone: set[int] = set()
     for kernel in products:
         root = kernel.roots[0]
         if len(kernel.roots) > 1 or root is not kernel.key or id(root) in outputs or root.spec.bytes > _CHAINED_BYTES:
+            continue
+        if not narrow and kernel.key.inputs[0].spec.dtype != "f32":
             continue
         other = owner.get(id(root.users[0])) if root.users else None
         if other is None or other is kernel or other.chained or any(id(u) not in other.members for u in root.users):
@@ -361,7 +408,8 @@ def _pointwise(kernel: Kernel) -> bool:
 class _Joiner:
     """Joins kernels over one space that share a large operand, or of which one reads the other's whole result."""
 
-    def __init__(self, kernels: list[Kernel]) -> None:
+    def __init__(self, kernels: list[Kernel], outputs: set[int]) -> None:
+        self.outputs = outputs
         self.kernels = _schedule(kernels)
         self.producer: dict[int, int] = {}
         for index, kernel in enumerate(self.kernels):
@@ -407,7 +455,15 @@ class _Joiner:
         kept = [kernel for index, kernel in enumerate(self.kernels) if self.group[index] == index]
         for kernel in kept:
             kernel.reads = kernel.find_reads()
+        self._keep_inside(kept)
         return _schedule(kept)
+
+    def _keep_inside(self, kernels: list[Kernel]) -> None:
+        """A product that only the reductions in its own kernel read is not written."""
+        read = {id(_origin(value)) for kernel in kernels for value in kernel.reads} | self.outputs
+        for kernel in kernels:
+            if kernel.kind in PRODUCTS and len(kernel.roots) > 1:
+                kernel.roots = [root for root in kernel.roots if id(root) in read] or kernel.roots[-1:]
 
     def _home(self, index: int) -> int:
         while self.group[index] != index:
@@ -484,9 +540,7 @@ def _schedule(kernels: list[Kernel]) -> list[Kernel]:
     return ordered
 
 
-def fuse(graph: Graph, *, chains: bool = True) -> list[Kernel]:
-    """The kernels of a simplified graph, in the order in which they run.
-
-    ``chains``: a product whose activated result is the operand of one other product runs in that one's kernel.
-    """
-    return _Fuser(graph, chains).run()
+def fuse(graph: Graph, rates: Rates) -> list[Kernel]:
+    """The kernels of a simplified graph, in the order in which they run, fused as the compiler does it for a chip."""
+    _merge_online_softmaxes(graph, rates.side)
+    return _Fuser(graph, rates).run()

@@ -23,7 +23,8 @@ class Rates:
     """Of one device. ``bandwidth`` byte/s and ``peak`` FLOP/s of the compiler's roofline; ``arrays`` of ``side`` x ``side``
     multipliers and ``clock`` Hz; ``vmem`` bytes, of which values may take ``vmem_share``. ``native_bf16``: the VPU computes
     in bf16; ``recomputes_scores``: a softmax kernel computes its product twice; ``chains``: two products in a row may share a kernel; ``vector_products``: a product with a
-    vector runs on the VPU; ``copy_transfers``: how often a relayout of a running sum counts its bytes.
+    vector runs on the VPU; ``copy_transfers``: how often a relayout of a running sum counts its bytes; ``megacore``: two cores
+    share a device, so that what one kernel leaves in VMEM the next cannot read.
 
     Cycles: ``launch`` per kernel; ``stream`` per 4 KiB that a fused loop moves; ``mxu`` over the ideal of a product,
     ``eager`` the multiple of that in an op compiled on its own. The others are multiples of ``stream`` that all chips
@@ -45,6 +46,7 @@ class Rates:
     vector_products: bool
     chains: bool
     copy_transfers: int
+    megacore: bool
     stream: float
     launch: float
     mxu: float

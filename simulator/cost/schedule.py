@@ -17,6 +17,7 @@ from .tables import FREE
 __all__ = ["Placement", "place"]
 
 _AHEAD = ("dot", "convolution")
+_ALONE = 16 << 10  # bytes of a result that is not worth dividing between two cores
 
 
 @dataclasses.dataclass(slots=True)
@@ -35,10 +36,13 @@ def place(
     capacity: int,
     seconds: list[float],
     rate: list[float],
+    *,
+    shared: bool = True,
 ) -> Placement:
     """Place the values of kernels that run in this order into ``capacity`` bytes of VMEM.
 
     ``seconds`` is how long each kernel runs; ``rate`` holds the byte/s of a fetch, or nothing where none is made ahead.
+    ``shared``: what a kernel leaves in VMEM the next one finds there; else only values that one core makes alone.
     """
     uses: dict[int, list[int]] = {}
     for index, kernel in enumerate(kernels):
@@ -51,9 +55,11 @@ def place(
         ahead = _program_prefetch(kernels, arguments, uses, capacity, occupied)
         if ahead is not None:
             resident.add(id(ahead))
-            fetched[uses[id(ahead)][0]] += ahead.spec.padded
-            _occupy(occupied, 0, uses[id(ahead)][-1], ahead.spec.padded)
-    _place_intermediates(kernels, uses, outputs, capacity, occupied, resident)
+            last = uses[id(ahead)][-1]
+            again = _crowded(kernels, uses, outputs, last, ahead.spec.padded, capacity)
+            fetched[uses[id(ahead)][0]] += ahead.spec.padded * (2 if again else 1)
+            _occupy(occupied, 0, last if again else len(kernels) - 1, ahead.spec.padded)
+    _place_intermediates(kernels, uses, outputs, capacity, occupied, resident, None if shared else _ALONE)
     if rate:
         _fetch(kernels, arguments, outputs, uses, seconds, rate[0], _Vmem(capacity, occupied, resident, fetched))
     return Placement(resident, fetched, _temporaries(kernels, uses, outputs, resident))
@@ -116,10 +122,11 @@ def _place_intermediates(
     capacity: int,
     occupied: list[int],
     resident: set[int],
+    largest: int | None,
 ) -> None:
     for index, kernel in enumerate(kernels):
         for root in kernel.roots:
-            if id(root) in outputs or id(root) not in uses:
+            if id(root) in outputs or id(root) not in uses or (largest is not None and root.spec.padded > largest):
                 continue
             size, last = root.spec.padded, uses[id(root)][-1]
             if _room(occupied, index, last, size, capacity):
@@ -137,7 +144,7 @@ def _program_prefetch(
         first = uses[id(argument)]
         kernel = kernels[first[0]]
         plain = kernel.key.op == "reduce" and len(first) == 1 and _lone(kernel)
-        if not plain and not all(kernels[i].kind in _AHEAD and lies_as_wanted(kernels[i], argument) for i in first):
+        if not plain and not _picked_from(kernel, argument) and not all(kernels[i].kind in _AHEAD and lies_as_wanted(kernels[i], argument) for i in first):
             continue
         size = argument.spec.padded
         if (
@@ -147,6 +154,26 @@ def _program_prefetch(
         ):
             best = argument
     return best
+
+
+def _crowded(
+    kernels: list[Kernel], uses: dict[int, list[int]], outputs: set[int], last: int, size: int, capacity: int
+) -> bool:
+    """Whether later values want the room of the argument that was fetched before the program starts: it is then fetched
+    again at the end, for the next run.
+    """
+    wanted = [size] * len(kernels)
+    for index, kernel in enumerate(kernels):
+        for root in kernel.roots:
+            if id(root) not in outputs and id(root) in uses:
+                _occupy(wanted, index, uses[id(root)][-1], root.spec.padded)
+    return any(each > capacity for each in wanted[last + 1 :])
+
+
+def _picked_from(kernel: Kernel, value: Node) -> bool:
+    """Whether a kernel picks parts of ``value`` at places that are known when it runs: the whole of it is fetched."""
+    key = kernel.key
+    return key.op in ("gather", "dynamic_slice") and key.inputs[0] is value and len(kernel.roots) == 1
 
 
 def _lone(kernel: Kernel) -> bool:

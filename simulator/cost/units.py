@@ -94,18 +94,27 @@ def _arithmetic(kernel: Kernel, rates: Rates) -> float:
 
 def cycles(kernel: Kernel, traffic: Traffic, rates: Rates) -> Cycles:
     """Cycles of a kernel that moves ``traffic``."""
-    copied = traffic.copied / _VECTOR_BYTES * rates.stream
+    copied = traffic.timed / _VECTOR_BYTES * rates.stream
     if kernel.kind in PRODUCTS:
         return _matrix(kernel, traffic, copied, rates)
     vector = _arithmetic(kernel, rates)
     if kernel.kind == "reduce_window" and traffic.copied:
         vector = max(vector, flops(kernel.key) / 2 / (rates.side * _VECTOR) * rates.scan)
     memory = _loop(kernel, traffic, rates)
+    if kernel.kind == "online_softmax":
+        return _online_softmax(kernel.key, memory, copied, rates)
     if kernel.kind == "sort":
         vector = _sorting(key=kernel.key)
     return Cycles(
         0.0, vector, memory + copied, copied, max(vector, memory) + copied + rates.launch * (1 + traffic.copies)
     )
+
+
+def _online_softmax(key: Node, memory: float, copied: float, rates: Rates) -> Cycles:
+    """The call's own time, which the compiler does not estimate: its product, or its exponentials, or its operands."""
+    mxu = matrix_cycles(key.attrs[0], rates) * rates.mxu
+    vector = key.inputs[0].spec.size * (rates.transcendental + 3 * rates.operation) / _VECTOR
+    return Cycles(mxu, vector, memory + copied, copied, max(mxu, vector, memory) + copied + rates.launch)
 
 
 def _sorting(key: Node) -> float:
