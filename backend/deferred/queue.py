@@ -117,7 +117,7 @@ class _Run:
                 if problem is not None:
                     failure = failure or problem
                     self.failures |= dict.fromkeys(step.outputs, problem)
-        except BaseException as interruption:
+        except BaseException as interruption:  # any, Ctrl-C too: what waits must be told, and it goes on
             failure = interruption
             raise
         finally:
