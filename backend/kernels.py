@@ -204,7 +204,7 @@ class Kernel:
     @property
     def recorded(self) -> int:
         """How many of the calls were recorded rather than launched."""
-        return self._recorded + sum(entry.calls for entry in self.entries.values() if entry.record is not None)
+        return self._recorded + sum(entry.calls for entry in list(self.entries.values()) if entry.record is not None)
 
     def _miss(self, key: Any, values: tuple[Any, ...], donate: bool) -> Entry:
         options = key[0]

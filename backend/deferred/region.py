@@ -197,7 +197,7 @@ def _canonical(options: Options) -> str:
 
 
 _regions: dict[RegionKey, Region] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer or a signal handler may come in
 
 
 def region(key: RegionKey) -> Region:
