@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
 from emutpu.backend.compile.observe import debug_of, note_recompile, record
 from emutpu.backend.compile.settings import CompileSettings, parse
+from emutpu.backend.dynamism.program import BoundedGraph, bounded_graph, has_symbols
 from emutpu.backend.storage import DEVICE
 
 __all__ = ["compile_for_device", "cpu_backend", "uses_device"]
@@ -65,7 +66,7 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
     note_recompile(module)
     name = settings.name or f"graph_{next(_graphs)}"
     compiler = aot_autograd(
-        fw_compiler=functools.partial(_compile, settings, f"{name}_fwd"),
+        fw_compiler=functools.partial(_compile, settings, f"{name}_fwd", training=True),
         bw_compiler=functools.partial(_compile, settings, f"{name}_bwd"),
         inference_compiler=functools.partial(_compile, settings, f"{name}_fwd"),
         partition_fn=min_cut_rematerialization_partition,
@@ -74,9 +75,16 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
     return compiler(module, inputs)
 
 
-def _compile(settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+def _compile(
+    settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any], *, training: bool = False
+) -> CompiledGraph | BoundedGraph:
+    def note(compiled: CompiledGraph) -> None:
+        record(compiled)
+        if settings.debug_callback is not None:
+            settings.debug_callback(debug_of(compiled))
+
+    if has_symbols(module):
+        return bounded_graph(settings, name, module, training=training, note=note)
     compiled = compile_graph(module, name)
-    record(compiled)
-    if settings.debug_callback is not None:
-        settings.debug_callback(debug_of(compiled))
+    note(compiled)
     return compiled
