@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 
 from .graph import Node
-from .kernels import Kernel
+from .kernels import PRODUCTS, Kernel
 from .relayout import lies_as_wanted
 from .tables import FREE
 
 __all__ = ["Placement", "place"]
 
 _AHEAD = ("dot", "convolution")
-_ALONE = 16 << 10  # bytes of a result that is not worth dividing between two cores
 
 
 @dataclasses.dataclass(slots=True)
@@ -42,7 +41,7 @@ def place(
     """Place the values of kernels that run in this order into ``capacity`` bytes of VMEM.
 
     ``seconds`` is how long each kernel runs; ``rate`` holds the byte/s of a fetch, or nothing where none is made ahead.
-    ``shared``: what a kernel leaves in VMEM the next one finds there; else only values that one core makes alone.
+    ``shared``: what a kernel leaves in VMEM the next one finds there; else only what one loop makes.
     """
     uses: dict[int, list[int]] = {}
     for index, kernel in enumerate(kernels):
@@ -59,7 +58,7 @@ def place(
             again = _crowded(kernels, uses, outputs, last, ahead.spec.padded, capacity)
             fetched[uses[id(ahead)][0]] += ahead.spec.padded * (2 if again else 1)
             _occupy(occupied, 0, last if again else len(kernels) - 1, ahead.spec.padded)
-    _place_intermediates(kernels, uses, outputs, capacity, occupied, resident, None if shared else _ALONE)
+    _place_intermediates(kernels, uses, outputs, capacity, occupied, resident, loops_only=not shared)
     if rate:
         _fetch(kernels, arguments, outputs, uses, seconds, rate[0], _Vmem(capacity, occupied, resident, fetched))
     return Placement(resident, fetched, _temporaries(kernels, uses, outputs, resident))
@@ -93,7 +92,8 @@ def _fetch(
         if id(value) in vmem.resident:
             continue
         size = value.spec.padded
-        for position, use in enumerate(uses[id(value)]):
+        tried = uses[id(value)] if value.op == "parameter" else uses[id(value)][:1]
+        for position, use in enumerate(tried):
             start = max(free, begins[ready])
             if use <= ready or start + size / rate > begins[use]:
                 continue
@@ -122,11 +122,14 @@ def _place_intermediates(
     capacity: int,
     occupied: list[int],
     resident: set[int],
-    largest: int | None,
+    *,
+    loops_only: bool,
 ) -> None:
     for index, kernel in enumerate(kernels):
+        if loops_only and (kernel.kind in PRODUCTS or len(kernel.roots) > 1):
+            continue
         for root in kernel.roots:
-            if id(root) in outputs or id(root) not in uses or (largest is not None and root.spec.padded > largest):
+            if id(root) in outputs or id(root) not in uses:
                 continue
             size, last = root.spec.padded, uses[id(root)][-1]
             if _room(occupied, index, last, size, capacity):
@@ -165,7 +168,7 @@ def _crowded(
     wanted = [size] * len(kernels)
     for index, kernel in enumerate(kernels):
         for root in kernel.roots:
-            if id(root) not in outputs and id(root) in uses:
+            if id(root) not in outputs and id(root) in uses and root.spec.padded <= capacity:
                 _occupy(wanted, index, uses[id(root)][-1], root.spec.padded)
     return any(each > capacity for each in wanted[last + 1 :])
 
