@@ -39,7 +39,7 @@ _UNTIMED = frozenset(
     }
 )
 _SMALL = 1024  # elements of a result that never bounds anything
-_STREAMED = 4  # the compiler counts a fetch into VMEM as four transfers: both ends of its start and of its end
+_STREAMED = 4  # the compiler counts a copy between HBM and VMEM as four transfers: both ends of its start and of its end
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -188,8 +188,8 @@ class Model:
     def _traffic(self, kernel: Kernel, outputs: set[int]) -> memory.Traffic:
         around = copies(kernel, outputs, self.rates)
         read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
-        if kernel.rows:
-            read_bytes *= 2
+        if kernel.twice is not None:
+            read_bytes += kernel.twice.spec.padded
         return memory.Traffic(
             read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels, around.timed
         )
@@ -212,6 +212,8 @@ class Model:
         moved.to_hbm = any(v.spec.size > _SMALL and id(v) not in placement.resident for v in kernel.roots)
         if kernel.kind in PRODUCTS:  # their results take less time to VMEM
             spent = cycles(kernel, moved, self.rates)
+        if kernel.kind == "online_softmax":
+            moved.read = moved.written = 0  # the compiler counts nothing of its own calls
         own = (moved.counted - moved.copied) / self.rates.bandwidth
         seconds = max(flops / self.rates.peak, own) + moved.copied / self.rates.bandwidth
         return _Part(flops, executed, transcendentals, moved, spent, seconds)
@@ -234,16 +236,17 @@ class Model:
         crossed = 0.0
         expected_seconds = self.expected.launch_seconds
         inner = [self._control(kernel.key) for kernel in kernels if kernel.kind in _CONTROL]
-        for kernel, part, fetched in zip(kernels, parts, placement.fetched, strict=True):
+        for kernel, part, fetched, stored in zip(kernels, parts, placement.fetched, placement.stored, strict=True):
             if kernel.kind in _CONTROL:
                 continue
             if kernel.kind in _UNTIMED:
                 self.assume(f"cycles: the compiler's count has none for {kernel.kind}; expected_seconds has its time")
-            counted = part.moved.counted + _STREAMED * fetched
-            seconds = part.roofline + _STREAMED * fetched / self.rates.bandwidth
+            streamed = _STREAMED * (fetched + stored)
+            counted = part.moved.counted + streamed
+            seconds = part.roofline + streamed / self.rates.bandwidth
             matrix = part.cycles.mxu / self.rates.clock
             scheduled = matrix * (self.rates.eager if self.level == "eager" else 1.0)
-            traffic = part.moved.hbm + fetched
+            traffic = part.moved.hbm + fetched + stored
             mxu += scheduled
             vpu += part.cycles.vpu / self.rates.clock
             hbm += traffic / self.rates.bandwidth

@@ -18,6 +18,7 @@ from .work import dot_shape, tree_reduction
 __all__ = ["PRODUCTS", "Kernel", "fuse", "kind_of"]
 
 _ROW_SOFTMAX = 8192  # longest row of scores that the compiler keeps inside the kernel of their product
+_LONG_ROW = 2048  # scores of a row that are computed again rather than kept, however deep their product is
 _CHAINED_BYTES = 16 << 20  # largest result that stays inside a kernel of two products
 _MAX_LEAVES = 8
 _MAX_MEMBERS = 256  # a producer is not duplicated into kernels that are this long already
@@ -39,7 +40,8 @@ class Kernel:
     reads: list[Node] = dataclasses.field(default_factory=list)
     softmax: bool = False  # a product whose rows are normalised in place
     chained: bool = False  # it computes the product that makes its operand too
-    rows: bool = False  # a whole softmax over rows, which reads its operand twice
+    rows: bool = False  # a whole softmax over rows
+    twice: Node | None = None  # an operand that it reads once for the maximum and once for the rest
 
     def add(self, node: Node) -> None:
         self.members[id(node)] = node
@@ -192,7 +194,7 @@ def _softmaxes(graph: Graph, recomputing: int) -> list[tuple[Node, Node, Node]]:
     """(exponential, row maximum, product) of each softmax over the rows of a batched product.
 
     ``recomputing`` is the side of an MXU whose kernel would compute the product twice, 0 otherwise: it does so only where
-    that is cheap, at a depth below half the side.
+    that is cheap, at a depth below half the side, or rows are long.
     """
     found = []
     for node in graph.nodes:
@@ -204,15 +206,21 @@ def _softmaxes(graph: Graph, recomputing: int) -> list[tuple[Node, Node, Node]]:
             continue
         product = _product_behind(scores)
         row = maximum.inputs[0].spec.size // max(maximum.spec.size, 1)
-        if product is not None and recomputing and 2 * dot_shape(product)[2] >= recomputing:
+        if product is not None and row < _LONG_ROW and recomputing and 2 * dot_shape(product)[2] >= recomputing:
             continue
         if product is not None and row <= _ROW_SOFTMAX and any(user.op == "reduce" for user in node.users):
             found.append((node, maximum, product))
     return found
 
 
+def _converted(node: Node) -> Node:
+    while node.op == "convert":
+        node = node.inputs[0]
+    return node
+
+
 def _skip(node: Node) -> Node:
-    while node.op in ("broadcast_in_dim", "reshape", "maximum", "optimization_barrier") and node.inputs:
+    while node.op in ("broadcast_in_dim", "reshape", "maximum", "optimization_barrier", "convert") and node.inputs:
         node = node.inputs[-1] if node.op == "maximum" else node.inputs[0]
     return node
 
@@ -264,10 +272,12 @@ def _row_softmaxes(graph: Graph) -> list[tuple[Node, Node, Node]]:
     """(maximum, sum, quotient) of each softmax over the last dimension of an array of three or more dimensions."""
     found = []
     for node in graph.nodes:
-        if node.op != "divide" or len(node.spec.shape) < 3 or node.inputs[0].op != "exponential":
+        if node.op != "divide" or len(node.spec.shape) < 3:
             continue
-        exponential, total = node.inputs[0], _skip(node.inputs[1])
-        if total.op != "reduce" or total.inputs[0] is not exponential or exponential.inputs[0].op != "subtract":
+        exponential, total = _converted(node.inputs[0]), _skip(node.inputs[1])
+        if exponential.op != "exponential" or total.op != "reduce" or _converted(total.inputs[0]) is not exponential:
+            continue
+        if exponential.inputs[0].op != "subtract":
             continue
         maximum = _skip(exponential.inputs[0].inputs[1])
         row = node.spec.shape[-1]
@@ -294,6 +304,7 @@ def _merge_row_softmaxes(kernels: list[Kernel], softmaxes: list[tuple[Node, Node
             last.members.update(part.members)
             gone.add(id(part))
         last.rows = True
+        last.twice = nodes[0].inputs[0] if id(nodes[0].inputs[0]) not in last.members else None
     return [kernel for kernel in kernels if id(kernel) not in gone]
 
 
