@@ -188,8 +188,7 @@ class Model:
     def _traffic(self, kernel: Kernel, outputs: set[int]) -> memory.Traffic:
         around = copies(kernel, outputs, self.rates)
         read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
-        if kernel.twice is not None:
-            read_bytes += kernel.twice.spec.padded
+        read_bytes += sum(value.spec.padded for value in _read_again(kernel))
         return memory.Traffic(
             read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels, around.timed
         )
@@ -201,6 +200,9 @@ class Model:
         extra = 0.0
         if not self.rates.native_bf16 and kernel.kind in ("loop", "reduce"):
             extra += work.conversions(members, kernel.roots)
+            extra += sum(value.spec.size for value in _read_again(kernel) if value.spec.dtype == "bf16")
+        if kernel.again is not None and id(kernel.again) in kernel.members:
+            extra += work.flops(kernel.again)
         if kernel.softmax and self.rates.recomputes_scores:
             extra += sum(work.flops(m) for m in members if m.op == "dot_general")
         flops = work.counted_flops(members, rows=kernel.rows) + extra
@@ -375,6 +377,15 @@ class _Part:
     moved: memory.Traffic
     cycles: Cycles
     roofline: float
+
+
+def _read_again(kernel: Kernel) -> list[Node]:
+    """Operands that are read once for the maximum of their rows, and again."""
+    again = [m.inputs[0] for m in kernel.members.values() if m.op == "row_shift" and id(m.inputs[0]) not in kernel.members]
+    if kernel.again is not None:
+        large = max(kernel.reads, key=lambda value: value.spec.padded)
+        again.append(large if id(kernel.again) in kernel.members else kernel.again)
+    return again
 
 
 def _unit(kernel: Kernel, part: _Part, chip: Rates) -> str:

@@ -41,7 +41,7 @@ class Kernel:
     softmax: bool = False  # a product whose rows are normalised in place
     chained: bool = False  # it computes the product that makes its operand too
     rows: bool = False  # a whole softmax over rows
-    twice: Node | None = None  # an operand that it reads once for the maximum and once for the rest
+    again: Node | None = None  # what it reads or computes once for the maximum and once for the rest
 
     def add(self, node: Node) -> None:
         self.members[id(node)] = node
@@ -105,14 +105,14 @@ def _narrow(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
 class _Fuser:
     def __init__(self, graph: Graph, rates: Rates) -> None:
         self.graph = graph
-        self.chains = rates.chains
+        self.chains, self.recomputing = rates.chains, rates.recomputes_scores
         self.rows = _row_softmaxes(graph)
         self.outputs = {id(node) for node in graph.outputs}
         self.homes: dict[int, list[Kernel]] = {}
         self.kernels: list[Kernel] = []
         self.leaves = _full_leaves(graph)
         self.softmaxes = _softmaxes(graph, rates.side if rates.recomputes_scores else 0)
-        self.pinned = {id(exponential) for exponential, _, _ in self.softmaxes}
+        self.pinned = {id(exponential) for exponential, _, _ in self.softmaxes} | _shared_after_shift(graph)
 
     def run(self) -> list[Kernel]:
         nodes = self.graph.nodes
@@ -133,7 +133,7 @@ class _Fuser:
         self.kernels.reverse()
         merged = _merge_epilogues(self.kernels, self.outputs)
         merged = _merge_softmaxes(merged, self.softmaxes)
-        merged = _merge_row_softmaxes(merged, self.rows)
+        merged = _merge_row_softmaxes(merged, self.rows, recomputing=self.recomputing)
         merged = _merge_chains(merged, self.outputs, narrow=self.chains)
         for kernel in merged:
             kernel.reads = kernel.find_reads()
@@ -286,7 +286,9 @@ def _row_softmaxes(graph: Graph) -> list[tuple[Node, Node, Node]]:
     return found
 
 
-def _merge_row_softmaxes(kernels: list[Kernel], softmaxes: list[tuple[Node, Node, Node]]) -> list[Kernel]:
+def _merge_row_softmaxes(
+    kernels: list[Kernel], softmaxes: list[tuple[Node, Node, Node]], *, recomputing: bool
+) -> list[Kernel]:
     """Maximum, sum and quotient in one kernel, where each is a kernel of its own."""
     gone: set[int] = set()
     owner = {id(root): kernel for kernel in kernels for root in kernel.roots}
@@ -304,8 +306,46 @@ def _merge_row_softmaxes(kernels: list[Kernel], softmaxes: list[tuple[Node, Node
             last.members.update(part.members)
             gone.add(id(part))
         last.rows = True
-        last.twice = nodes[0].inputs[0] if id(nodes[0].inputs[0]) not in last.members else None
+        scores = nodes[0].inputs[0]
+        last.again = scores if id(scores) not in last.members or recomputing else None
     return [kernel for kernel in kernels if id(kernel) not in gone]
+
+
+def _shift_rows(graph: Graph) -> None:
+    """``x - max(x)`` over the last of three or more dimensions is one operation, with a window over the row, and reads x
+    twice. A whole softmax and one behind a product are found on their own.
+    """
+    whole = {id(maximum) for maximum, _, _ in _row_softmaxes(graph)}
+    changed = False
+    for node in graph.nodes:
+        if node.op != "subtract" or len(node.spec.shape) < 3 or node.spec.shape[-1] > _ROW_SOFTMAX:
+            continue
+        scores, maximum = node.inputs[0], _skip(node.inputs[1])
+        if maximum.op != "reduce" or maximum.attrs != ((len(node.spec.shape) - 1,), "maximum"):
+            continue
+        if maximum.inputs[0] is not scores or id(maximum) in whole or _product_behind(scores) is not None:
+            continue
+        node.op, node.inputs, changed = "row_shift", [scores], True
+    if changed:
+        _drop_unreached(graph)
+
+
+def _shared_after_shift(graph: Graph) -> set[int]:
+    """The first value after a shift of rows that several operations read: it is written, not computed in each."""
+    found = set()
+    for node in graph.nodes:
+        if node.op == "row_shift":
+            while len(node.users) == 1 and node.users[0].op in ELEMENTWISE:
+                node = node.users[0]
+            if len(node.users) > 1:
+                found.add(id(node))
+    return found
+
+
+def _drop_unreached(graph: Graph) -> None:
+    alive = reached(graph.nodes, graph.outputs)
+    graph.nodes[:] = [node for node in graph.nodes if id(node) in alive or node.op == "parameter"]
+    link(graph)
 
 
 def _merge_online_softmaxes(graph: Graph, side: int) -> None:
@@ -333,9 +373,7 @@ def _merge_online_softmaxes(graph: Graph, side: int) -> None:
         product.name = "online_softmax"
         merged = True
     if merged:
-        alive = reached(graph.nodes, graph.outputs)
-        graph.nodes[:] = [node for node in graph.nodes if id(node) in alive or node.op == "parameter"]
-        link(graph)
+        _drop_unreached(graph)
 
 
 # --------------------------------------------------------------------------------------------------- epilogues
@@ -554,4 +592,5 @@ def _schedule(kernels: list[Kernel]) -> list[Kernel]:
 def fuse(graph: Graph, rates: Rates) -> list[Kernel]:
     """The kernels of a simplified graph, in the order in which they run, fused as the compiler does it for a chip."""
     _merge_online_softmaxes(graph, rates.side)
+    _shift_rows(graph)
     return _Fuser(graph, rates).run()

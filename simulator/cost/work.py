@@ -157,6 +157,7 @@ _COUNTS: dict[str, Callable[[Node], int]] = {
     "dot": _dot,
     "vector_product": _vector_product,
     "online_softmax": _online_softmax,
+    "row_shift": lambda node: node.spec.size + node.spec.size // node.spec.shape[-1] + node.spec.shape[-1] - 1,
     "convolution": lambda node: convolution_work(node)[0],
     "reduce": _reduce,
     "reduce_window": _reduce_window,
