@@ -214,6 +214,7 @@ class Meter:
         needs = tally.memory
         transient = needs.results - needs.aliased + needs.temporaries
         duration, issue, memory, meter = tally.duration, self.issue, MEMORY, self
+        gain = duration - (issue or 0)
         refused = self._attendant(executable, tally, transient)
         calls = 0
         tally.counters.append(lambda: calls)
@@ -225,8 +226,8 @@ class Meter:
                 if failed is not None:
                     return failed
             calls += 1
-            lead = meter.lead - issue  # type: ignore[operator]  # measured otherwise, below
-            meter.lead = (lead if lead > 0 else 0) + duration  # noqa: FURB136  # a call would cost more
+            lead = meter.lead
+            meter.lead = lead + gain if lead > issue else duration  # type: ignore[operator]  # measured otherwise, below
             return run(arguments)
 
         def measured(arguments: Sequence[Buffer]) -> Sequence[Buffer]:

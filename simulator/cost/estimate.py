@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal, get_args
 
 from emutpu.simulator.chips import Chip
 
 from . import collectives, memory, work
-from .causal import masked_flops
+from .causal import UNSEEN, masked_flops
 from .control import trips
 from .graph import Graph, Node, read
 from .kernels import PRODUCTS, Kernel, fuse
@@ -39,7 +40,9 @@ _UNTIMED = frozenset(
     }
 )
 _SMALL = 1024  # elements of a result that never bounds anything
-_STREAMED = 4  # the compiler counts a copy between HBM and VMEM as four transfers: both ends of its start and of its end
+_STREAMED = (
+    4  # the compiler counts a copy between HBM and VMEM as four transfers: both ends of its start and of its end
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class Estimate:
     ``flops``, ``transcendentals``, ``hbm_bytes``, ``cycles`` and ``roofline_seconds`` follow the compiler's accounting: every
     operand and result of every kernel, fetches into VMEM four times, the body of a loop once, no flops of its own calls.
     ``executed_flops`` are all that run, ``executed_bytes`` those that cross the HBM bus, loops as often as they turn;
-    ``masked_flops`` are those of ``executed_flops`` that a causal mask discards;
+    ``masked_flops`` are those of ``executed_flops`` that masks of attention discard, NaN where a mask is not in the module;
     ``expected_seconds`` applies measured efficiencies, and ``error_bar`` holds the
     factors between which the truth is expected. ``peak`` names the rate that bounds, ``bound`` the unit.
     """
@@ -134,11 +137,7 @@ class Model:
         graph = simplify(graph, vector_products=self.rates.vector_products, result_copies=not inner)
         return self.cost(
             graph,
-            [
-                kernel
-                for kernel in fuse(graph, self.rates)
-                if not memory.is_bitcast(kernel, graph.outputs)
-            ],
+            [kernel for kernel in fuse(graph, self.rates) if not memory.is_bitcast(kernel, graph.outputs)],
         )
 
     def cost(self, graph: Graph, kernels: list[Kernel]) -> Estimate:
@@ -270,6 +269,9 @@ class Model:
             fusions.append(
                 FusionCost(ops, part.flops, counted, seconds, _unit(kernel, part, self.rates), part.cycles.total)
             )
+        masked = masked_flops(graph)
+        if math.isnan(masked):
+            self.assume(UNSEEN)
         own = _Totals(
             sum(part.flops for part in parts),
             sum(part.transcendentals for part in parts),
@@ -281,7 +283,7 @@ class Model:
             vpu,
             hbm,
             sum(c.seconds for c in found),
-            masked_flops(graph),
+            masked,
             sum(part.executed for part in parts),
             crossed,
         )
@@ -381,7 +383,9 @@ class _Part:
 
 def _read_again(kernel: Kernel) -> list[Node]:
     """Operands that are read once for the maximum of their rows, and again."""
-    again = [m.inputs[0] for m in kernel.members.values() if m.op == "row_shift" and id(m.inputs[0]) not in kernel.members]
+    again = [
+        m.inputs[0] for m in kernel.members.values() if m.op == "row_shift" and id(m.inputs[0]) not in kernel.members
+    ]
     if kernel.again is not None:
         large = max(kernel.reads, key=lambda value: value.spec.padded)
         again.append(large if id(kernel.again) in kernel.members else kernel.again)

@@ -16,6 +16,7 @@ from .tables import FREE
 
 __all__ = ["Placement", "place"]
 
+
 @dataclasses.dataclass(slots=True)
 class Placement:
     """Ids of the values in VMEM, the bytes each kernel has fetched for it and stored behind it, and the peak of HBM
