@@ -32,6 +32,8 @@ def masked_flops(graph: Graph) -> float:
     Counted as :mod:`emutpu.simulator.mfu` does: of a sequence of S, half is seen; of L queries and S keys, the part below
     the diagonal from the first corner.
     """
+    if not any(node.op == "select" or (node.op == "dot_general" and node.attrs[0].lhs_batch) for node in graph.nodes):
+        return 0.0
     scores = _masked_scores(graph)
     found: dict[int, tuple[Node, float]] = {}
     for node in graph.nodes:

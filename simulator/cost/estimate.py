@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from typing import Literal, get_args
 
 from emutpu.simulator.chips import Chip
@@ -39,6 +40,7 @@ _UNTIMED = frozenset(
         *_CONTROL,
     }
 )
+_BY_INDEX = operator.attrgetter("index")
 _SMALL = 1024  # elements of a result that never bounds anything
 _STREAMED = (
     4  # the compiler counts a copy between HBM and VMEM as four transfers: both ends of its start and of its end
@@ -187,26 +189,30 @@ class Model:
     def _traffic(self, kernel: Kernel, outputs: set[int]) -> memory.Traffic:
         around = copies(kernel, outputs, self.rates)
         read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
-        read_bytes += sum(value.spec.padded for value in _read_again(kernel))
+        read_bytes += sum(value.spec.padded for value in kernel.repeated)
         return memory.Traffic(
             read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels, around.timed
         )
 
     def _part(self, kernel: Kernel, moved: memory.Traffic, spent: Cycles, placement: Placement) -> _Part:
         members = kernel.members.values()
+        extra = executed = transcendentals = 0.0
         for member in members:
-            self._known(member)
-        extra = 0.0
+            op = member.op
+            if op not in _MODELLED:
+                self._unknown(member)
+            executed += work.flops(member)
+            if op in work.WITH_TRANSCENDENTALS:
+                transcendentals += work.transcendentals(member)
         if not self.rates.native_bf16 and kernel.kind in ("loop", "reduce"):
             extra += work.conversions(members, kernel.roots)
-            extra += sum(value.spec.size for value in _read_again(kernel) if value.spec.dtype == "bf16")
+            extra += sum(value.spec.size for value in kernel.repeated if value.spec.dtype == "bf16")
         if kernel.again is not None and id(kernel.again) in kernel.members:
             extra += work.flops(kernel.again)
         if kernel.softmax and self.rates.recomputes_scores:
             extra += sum(work.flops(m) for m in members if m.op == "dot_general")
-        flops = work.counted_flops(members, rows=kernel.rows) + extra
-        executed = sum(work.flops(member) for member in members) + extra
-        transcendentals = sum(work.transcendentals(member) for member in members)
+        own_way = kernel.rows or kernel.kind == "online_softmax"
+        flops = extra + (work.counted_flops(members) if own_way else executed)
         inside = sum(v.spec.padded for v in kernel.reads if id(v) in placement.resident)
         kept = sum(v.spec.padded for v in kernel.roots if id(v) in placement.resident)
         moved.hbm = max(0, moved.counted - inside - kept)
@@ -217,11 +223,9 @@ class Model:
             moved.read = moved.written = 0  # the compiler counts nothing of its own calls
         own = (moved.counted - moved.copied) / self.rates.bandwidth
         seconds = max(flops / self.rates.peak, own) + moved.copied / self.rates.bandwidth
-        return _Part(flops, executed, transcendentals, moved, spent, seconds)
+        return _Part(flops, executed + extra, transcendentals, moved, spent, seconds)
 
-    def _known(self, node: Node) -> None:
-        if node.op in ELEMENTWISE or node.op in FREE or node.op in MOVEMENT or node.op in _KNOWN:
-            return
+    def _unknown(self, node: Node) -> None:
         name = f"{node.op} {node.attrs[0]}" if node.op == "custom_call" else node.op
         self.assume(f"{name}: not modelled; counted as reading its operands and writing its results once")
 
@@ -264,8 +268,8 @@ class Model:
                 traffic / self.rates.bandwidth / self.expected.bandwidth_efficiency,
                 part.cycles.vpu / self.rates.clock,
             )
-            ordered = sorted((m for m in kernel.members.values() if m.op not in FREE), key=lambda member: member.index)
-            ops = tuple(member.name for member in ordered) or (kernel.key.name,)
+            ordered = sorted([m for m in kernel.members.values() if m.op not in FREE], key=_BY_INDEX)
+            ops = tuple([member.name for member in ordered]) or (kernel.key.name,)
             fusions.append(
                 FusionCost(ops, part.flops, counted, seconds, _unit(kernel, part, self.rates), part.cycles.total)
             )
@@ -381,26 +385,17 @@ class _Part:
     roofline: float
 
 
-def _read_again(kernel: Kernel) -> list[Node]:
-    """Operands that are read once for the maximum of their rows, and again."""
-    again = [
-        m.inputs[0] for m in kernel.members.values() if m.op == "row_shift" and id(m.inputs[0]) not in kernel.members
-    ]
-    if kernel.again is not None:
-        large = max(kernel.reads, key=lambda value: value.spec.padded)
-        again.append(large if id(kernel.again) in kernel.members else kernel.again)
-    return again
-
-
 def _unit(kernel: Kernel, part: _Part, chip: Rates) -> str:
     if kernel.kind in COLLECTIVES:
         return "ici"
     hbm = part.moved.hbm / chip.bandwidth * chip.clock
-    units = {"mxu": part.cycles.mxu, "vpu": part.cycles.vpu, "hbm": hbm}
-    return max(units, key=lambda name: units[name])
+    mxu, vpu = part.cycles.mxu, part.cycles.vpu
+    if mxu >= vpu and mxu >= hbm:
+        return "mxu"
+    return "vpu" if vpu >= hbm else "hbm"
 
 
-_KNOWN = frozenset(
+_MODELLED = ELEMENTWISE | FREE | MOVEMENT | frozenset(
     {"parameter", "result", "dot_general", "dot", "online_softmax", "vector_product", "convolution", "reduce", "reduce_window", "gather",
      "scatter", "sort", "top_k", "dynamic_update_slice", "select_and_scatter", "fft", "triangular_solve", "cholesky",
      "rng", "rng_bit_generator", "while", "case", "if", *COLLECTIVES}

@@ -42,6 +42,7 @@ class Kernel:
     chained: bool = False  # it computes the product that makes its operand too
     rows: bool = False  # a whole softmax over rows
     again: Node | None = None  # what it reads or computes once for the maximum and once for the rest
+    repeated: tuple[Node, ...] = ()  # operands that it reads again for that
 
     def add(self, node: Node) -> None:
         self.members[id(node)] = node
@@ -49,10 +50,12 @@ class Kernel:
     def find_reads(self) -> list[Node]:
         """What the kernel reads from memory, each value once. Scalars and splats are immediates."""
         found: dict[int, Node] = {}
-        for member in self.members.values():
+        members = self.members
+        for member in members.values():
             for source in member.inputs:
-                if id(source) not in self.members and source.value is None:
-                    found[id(source)] = source
+                key = id(source)
+                if key not in members and key not in found and source.value is None:
+                    found[key] = source
         return list(found.values())
 
     def __repr__(self) -> str:
@@ -311,9 +314,9 @@ def _merge_row_softmaxes(
     return [kernel for kernel in kernels if id(kernel) not in gone]
 
 
-def _shift_rows(graph: Graph) -> None:
+def _shift_rows(graph: Graph) -> bool:
     """``x - max(x)`` over the last of three or more dimensions is one operation, with a window over the row, and reads x
-    twice. A whole softmax and one behind a product are found on their own.
+    twice. A whole softmax and one behind a product are found on their own. Tells whether there is any.
     """
     whole = {id(maximum) for maximum, _, _ in _row_softmaxes(graph)}
     changed = False
@@ -328,6 +331,7 @@ def _shift_rows(graph: Graph) -> None:
         node.op, node.inputs, changed = "row_shift", [scores], True
     if changed:
         _drop_unreached(graph)
+    return changed
 
 
 def _shared_after_shift(graph: Graph) -> set[int]:
@@ -592,5 +596,19 @@ def _schedule(kernels: list[Kernel]) -> list[Kernel]:
 def fuse(graph: Graph, rates: Rates) -> list[Kernel]:
     """The kernels of a simplified graph, in the order in which they run, fused as the compiler does it for a chip."""
     _merge_online_softmaxes(graph, rates.side)
-    _shift_rows(graph)
-    return _Fuser(graph, rates).run()
+    shifted = _shift_rows(graph)
+    kernels = _Fuser(graph, rates).run()
+    for kernel in kernels:
+        if shifted or kernel.again is not None:
+            kernel.repeated = _repeated(kernel)
+    return kernels
+
+
+def _repeated(kernel: Kernel) -> tuple[Node, ...]:
+    """Operands that are read once for the maximum of their rows, and again."""
+    members = kernel.members
+    again = [m.inputs[0] for m in members.values() if m.op == "row_shift" and id(m.inputs[0]) not in members]
+    if kernel.again is not None:
+        large = max(kernel.reads, key=lambda value: value.spec.padded)
+        again.append(large if id(kernel.again) in members else kernel.again)
+    return tuple(again)

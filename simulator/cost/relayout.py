@@ -32,6 +32,9 @@ class Copies:
         self.timed = copied if timed is None else timed
 
 
+_NONE = Copies()
+
+
 def _laid(spec: Spec, minor: int, second: int) -> int:
     """Bytes of ``spec`` with those two dimensions minor."""
     if minor == second or not spec.size:
@@ -43,6 +46,8 @@ def _laid(spec: Spec, minor: int, second: int) -> int:
 def copies(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
     """The relayouts around ``kernel``; ``outputs`` are the ids of the program's results."""
     key = kernel.key
+    if kernel.kind == "reduce":
+        return _NONE
     if kernel.kind == "convolution":
         return _convolution(kernel, key, outputs)
     if kernel.kind in ("reduce_window", "select_and_scatter"):
@@ -62,7 +67,7 @@ def copies(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
     if key.op == "concatenate" and in_place(key) and id(key) in outputs:
         # Made in a buffer in VMEM, which is operand and result of two partial results, then copied out.
         return Copies(2 * key.spec.padded, 2 * key.spec.padded)
-    return Copies()
+    return _NONE
 
 
 def _row_major(key: Node, outputs: set[int]) -> Copies:

@@ -168,7 +168,10 @@ def _arithmetic(node: Node, fresh: list[Node]) -> Node:
 
 def _before_spreading(node: Node, fresh: list[Node]) -> Node | None:
     """An operation of a spread value and a constant is done before the value is spread."""
-    for position, (wide, other) in enumerate(zip(node.inputs, reversed(node.inputs), strict=True)):
+    left, right = node.inputs
+    if left.value is None and right.value is None:
+        return None
+    for position, (wide, other) in enumerate(((left, right), (right, left))):
         if wide.op != "broadcast_in_dim" or other.value is None or wide.inputs[0].spec.size in (1, wide.spec.size):
             continue
         source = wide.inputs[0]

@@ -198,13 +198,13 @@ def in_place(concatenation: Node) -> bool:
     return all(source.op in ELEMENTWISE for source in concatenation.inputs)
 
 
-def counted_flops(members: Iterable[Node], *, rows: bool) -> int:
-    """Flops of a kernel as the compiler counts. ``rows``: its reductions are windows over whole rows, which count one
-    operation a row and one a column.
+def counted_flops(members: Iterable[Node]) -> int:
+    """Flops of a whole softmax, or of a call of the compiler's own, as it counts them: none of its own; reductions are
+    windows over whole rows, which count one operation a row and one a column.
     """
     total = 0
     for node in members:
-        if rows and node.op == "reduce":
+        if node.op == "reduce":
             total += node.spec.size + node.inputs[0].spec.size // max(node.spec.size, 1) - 1
         else:
             total += 0 if node.op == "online_softmax" else flops(node)
@@ -233,6 +233,9 @@ def conversions(members: Iterable[Node], roots: Sequence[Node]) -> int:
     return sum(converted.values()) + sum(
         root.spec.size for root in roots if id(root) in computing and root.op != "vector_product"
     )
+
+
+WITH_TRANSCENDENTALS = TRANSCENDENTAL | LIBRARY.keys()
 
 
 def transcendentals(node: Node) -> int:
