@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
 from emutpu.backend.compile.observe import debug_of, note_recompile, record
+from emutpu.backend.compile.passes import before_autograd, mark_activation_checkpoints
 from emutpu.backend.compile.settings import CompileSettings, parse
 from emutpu.backend.dynamism.program import BoundedGraph, bounded_graph, has_symbols
 from emutpu.backend.storage import DEVICE
@@ -64,10 +65,11 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     note_recompile(module)
+    before_autograd(module)
     name = settings.name or f"graph_{next(_graphs)}"
     compiler = aot_autograd(
         fw_compiler=functools.partial(_compile, settings, f"{name}_fwd", training=True),
-        bw_compiler=functools.partial(_compile, settings, f"{name}_bwd"),
+        bw_compiler=functools.partial(_compile_backward, settings, f"{name}_bwd"),
         inference_compiler=functools.partial(_compile, settings, f"{name}_fwd"),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
@@ -88,3 +90,10 @@ def _compile(
     compiled = compile_graph(module, name)
     note(compiled)
     return compiled
+
+
+def _compile_backward(
+    settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any]
+) -> CompiledGraph | BoundedGraph:
+    mark_activation_checkpoints(module.graph)
+    return _compile(settings, name, module, inputs)
