@@ -19,7 +19,7 @@ from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
 from emutpu.backend.compile.settings import CompileSettings
 from emutpu.backend.dtypes import numpy_dtype
 from emutpu.backend.dynamism.buckets import Symbol, choose, sizes_of
-from emutpu.backend.dynamism.extents import Bounds, expression
+from emutpu.backend.dynamism.extents import UNBOUNDED, Bounds, expression
 from emutpu.backend.dynamism.rules import Symbolic
 from emutpu.backend.dynamism.transfer import ORIGIN, At, cut, kept, padded, read, strided, write
 from emutpu.backend.dynamism.translate import Given, Translated, translate
@@ -28,7 +28,6 @@ from emutpu.backend.storage import DEVICE, tensor_over, wrap
 
 __all__ = ["BoundedGraph", "bounded_graph", "has_symbols"]
 
-_LARGE = 1 << 40  # what Dynamo gives as bound of a size that has none
 
 Bucket = tuple[tuple[sympy.Symbol, int], ...]
 
@@ -84,7 +83,7 @@ class BoundedGraph:
         self._sources = _sources(self._placeholders)
         self.symbols = [_bounded(symbol, environment, self._placeholders) for symbol in self._sources]
         _check_guards(environment, self.symbols)
-        self.sizes = {s.symbol: sizes_of(s, buckets, bucket_size) for s in self.symbols}
+        self.sizes = {s.symbol: sizes_of(s, buckets, bucket_size) for s in self.symbols if not s.number}
         self._numbers: dict[tuple[int, ...], dict[sympy.Expr, int | float]] = {}
         self._tensors: dict[tuple[int, float, torch.dtype], torch.Tensor] = {}
         hints = {s.symbol: _hint(environment, s) for s in self.symbols}
@@ -121,7 +120,7 @@ class BoundedGraph:
                     f"Dynamic shape lower/upper bound check failed: {symbol.symbol} is {values[symbol.symbol]}, "
                     f"expected {symbol.lower} to {symbol.upper}"
                 )
-            if self.grows and values[symbol.symbol] > self.sizes[symbol.symbol][-1]:
+            if self.grows and not symbol.number and values[symbol.symbol] > self.sizes[symbol.symbol][-1]:
                 larger = dataclasses.replace(symbol, upper=2 * values[symbol.symbol])
                 self.sizes[symbol.symbol] += sizes_of(larger, 1, self.bucket_size)
         return choose(values, self.sizes)
@@ -129,7 +128,8 @@ class BoundedGraph:
     def _program(self, bucket: Bucket) -> _Program:
         program = self.programs.get(bucket)
         if program is None:
-            bounds = Bounds({s.symbol: s.lower for s in self.symbols}, dict(bucket))
+            upper = {s.symbol: s.upper for s in self.symbols} | dict(bucket)
+            bounds = Bounds({s.symbol: s.lower for s in self.symbols}, upper)
             translated = translate(self.module, bounds, self.visible)
             compiled = compile_graph(translated.module, self.name)
             if self.note is not None:
@@ -198,8 +198,15 @@ def bounded_graph(
         context = torch._guards.TracingContext.try_get()
         metadata = None if context is None else context.fw_metadata
         visible = None if metadata is None else metadata.num_forward
+    configuration = runtime().configuration
     return BoundedGraph(
-        module, name, buckets=settings.buckets, bucket_size=settings.bucket_size, visible=visible, note=note
+        module,
+        name,
+        buckets=settings.buckets,
+        bucket_size=settings.bucket_size,
+        visible=visible,
+        grows=configuration is not None and configuration.assume_bounded,
+        note=note,
     )
 
 
@@ -243,17 +250,16 @@ def _read(inputs: Sequence[Any], source: tuple[int, int | None]) -> int:
 
 def _bounded(symbol: sympy.Symbol, environment: Any, placeholders: Sequence[fx.Node]) -> Symbol:
     known = environment.var_to_range[symbol]
+    values = (node.meta.get("val") for node in placeholders)
+    extents = [expression(n) for value in values if isinstance(value, torch.Tensor) for n in value.shape]
+    using = [extent for extent in extents if symbol in extent.free_symbols]
+    if not using:
+        return Symbol(symbol, -UNBOUNDED, UNBOUNDED, number=True)
     lower = max(1, int(known.lower))
     hint = int(environment.backed_var_to_val.get(symbol, lower))
-    upper = int(known.upper) if known.upper.is_Integer and known.upper < _LARGE else 2 * hint
-    offset = 0
-    for node in placeholders:
-        value = node.meta.get("val")
-        for extent in value.shape if isinstance(value, torch.Tensor) else ():
-            rest = expression(extent) - symbol
-            if rest.is_Integer:
-                return Symbol(symbol, lower, upper, int(rest))
-    return Symbol(symbol, lower, upper, offset)
+    upper = int(known.upper) if known.upper.is_Integer and known.upper < UNBOUNDED else 2 * hint
+    offset = next((rest for extent in using if (rest := extent - symbol).is_Integer), 0)
+    return Symbol(symbol, lower, upper, int(offset))
 
 
 def _hint(environment: Any, symbol: Symbol) -> int:
@@ -264,7 +270,7 @@ def _check_guards(environment: Any, symbols: Sequence[Symbol]) -> None:
     """The bounds themselves must be sizes that the graph was traced for."""
     from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
-    upper = {symbol.symbol: sympy.Integer(symbol.upper) for symbol in symbols}
+    upper = {symbol.symbol: sympy.Integer(symbol.upper) for symbol in symbols if not symbol.number}
     for guard in environment.guards:
         if (
             guard.expr.free_symbols
