@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
+from emutpu.backend.compile.asynchronous import submit
 from emutpu.backend.compile.observe import debug_of, note_recompile, record
 from emutpu.backend.compile.passes import before_autograd, mark_activation_checkpoints
 from emutpu.backend.compile.settings import CompileSettings, parse
@@ -67,9 +68,9 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
     before_autograd(module)
     name = settings.name or f"graph_{next(_graphs)}"
     compiler = aot_autograd(
-        fw_compiler=functools.partial(_compile, settings, f"{name}_fwd"),
+        fw_compiler=functools.partial(_compile_forward, settings, f"{name}_fwd"),
         bw_compiler=functools.partial(_compile_backward, settings, f"{name}_bwd"),
-        inference_compiler=functools.partial(_compile, settings, f"{name}_fwd"),
+        inference_compiler=functools.partial(_compile_forward, settings, f"{name}_fwd"),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
@@ -80,8 +81,16 @@ def _compile(settings: CompileSettings, name: str, module: fx.GraphModule, input
     compiled = compile_graph(module, name)
     record(compiled)
     if settings.debug_callback is not None:
-        settings.debug_callback(debug_of(compiled))
+        settings.debug_callback(debug_of(compiled, serializable=settings.serializable))
     return compiled
+
+
+def _compile_forward(
+    settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any]
+) -> CompiledGraph:
+    if settings.async_compile:
+        submit(module, name)
+    return _compile(settings, name, module, inputs)
 
 
 def _compile_backward(
