@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
+from emutpu.backend.compile.asynchronous import submit
 from emutpu.backend.compile.observe import debug_of, note_recompile, record
 from emutpu.backend.compile.passes import before_autograd, mark_activation_checkpoints
 from emutpu.backend.compile.settings import CompileSettings, parse
@@ -68,9 +69,9 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
     before_autograd(module)
     name = settings.name or f"graph_{next(_graphs)}"
     compiler = aot_autograd(
-        fw_compiler=functools.partial(_compile, settings, f"{name}_fwd", training=True),
+        fw_compiler=functools.partial(_compile_forward, settings, f"{name}_fwd", training=True),
         bw_compiler=functools.partial(_compile_backward, settings, f"{name}_bwd"),
-        inference_compiler=functools.partial(_compile, settings, f"{name}_fwd"),
+        inference_compiler=functools.partial(_compile_forward, settings, f"{name}_fwd"),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
@@ -83,13 +84,21 @@ def _compile(
     def note(compiled: CompiledGraph) -> None:
         record(compiled)
         if settings.debug_callback is not None:
-            settings.debug_callback(debug_of(compiled))
+            settings.debug_callback(debug_of(compiled, serializable=settings.serializable))
 
     if has_symbols(module):
         return bounded_graph(settings, name, module, training=training, note=note)
     compiled = compile_graph(module, name)
     note(compiled)
     return compiled
+
+
+def _compile_forward(
+    settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any], *, training: bool = False
+) -> CompiledGraph | BoundedGraph:
+    if settings.async_compile and not has_symbols(module):  # a bounded graph is built for bounds, at its first call
+        submit(module, name)
+    return _compile(settings, name, module, inputs, training=training)
 
 
 def _compile_backward(
