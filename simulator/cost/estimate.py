@@ -134,11 +134,7 @@ class Model:
         graph = simplify(graph, vector_products=self.rates.vector_products, result_copies=not inner)
         return self.cost(
             graph,
-            [
-                kernel
-                for kernel in fuse(graph, self.rates)
-                if not memory.is_bitcast(kernel, graph.outputs)
-            ],
+            [kernel for kernel in fuse(graph, self.rates) if not memory.is_bitcast(kernel, graph.outputs)],
         )
 
     def cost(self, graph: Graph, kernels: list[Kernel]) -> Estimate:

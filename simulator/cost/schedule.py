@@ -144,7 +144,11 @@ def _program_prefetch(
         first = uses[id(argument)]
         kernel = kernels[first[0]]
         plain = kernel.key.op == "reduce" and len(first) == 1 and _lone(kernel)
-        if not plain and not _picked_from(kernel, argument) and not all(kernels[i].kind in _AHEAD and lies_as_wanted(kernels[i], argument) for i in first):
+        if (
+            not plain
+            and not _picked_from(kernel, argument)
+            and not all(kernels[i].kind in _AHEAD and lies_as_wanted(kernels[i], argument) for i in first)
+        ):
             continue
         size = argument.spec.padded
         if (
