@@ -161,7 +161,7 @@ def _no_dlpack() -> None:
         refuse(tensor)
         return to_dlpack(tensor, *args, **kwargs)
 
-    torch.Tensor.__dlpack__ = dlpack  # type: ignore[method-assign]
+    torch.Tensor.__dlpack__ = dlpack  # type: ignore[method-assign]  # the patch
     for holder in (torch._C, torch.utils.dlpack):
         for name in ("_to_dlpack", "to_dlpack"):
             if hasattr(holder, name):

@@ -278,8 +278,8 @@ class ModelledCost:
 
     ``error_bar`` is relative: the truth is expected between ``seconds / (1 + error_bar)`` and ``seconds * (1 + error_bar)``.
     ``bound`` names the unit that takes longest, ``units`` the seconds of each (they overlap), ``assumptions`` what was
-    assumed where the model knows no better. ``masked_flops`` are those of ``flops`` that a causal mask discards,
-    ``ici_bytes`` what one device receives over the links between chips.
+    assumed where the model knows no better. ``masked_flops`` are those of ``flops`` that masks of attention discard
+    (NaN where a mask comes from elsewhere), ``ici_bytes`` what one device receives over the links between chips.
     """
 
     seconds: float

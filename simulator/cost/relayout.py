@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from .attributes import Convolution, Dot
 from .graph import BITS, Node, Spec
-from .kernels import Kernel
+from .kernels import PRODUCTS, Kernel
 from .layout import LANES, laid_elements
 from .rates import Rates
-from .work import in_place, tree_reduction
+from .work import in_place, split_parts, tree_reduction
 
 __all__ = ["Copies", "copies", "lies_as_wanted"]
 
@@ -32,6 +32,9 @@ class Copies:
         self.timed = copied if timed is None else timed
 
 
+_NONE = Copies()
+
+
 def _laid(spec: Spec, minor: int, second: int) -> int:
     """Bytes of ``spec`` with those two dimensions minor."""
     if minor == second or not spec.size:
@@ -43,6 +46,8 @@ def _laid(spec: Spec, minor: int, second: int) -> int:
 def copies(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
     """The relayouts around ``kernel``; ``outputs`` are the ids of the program's results."""
     key = kernel.key
+    if kernel.kind == "reduce":
+        return _NONE
     if kernel.kind == "convolution":
         return _convolution(kernel, key, outputs)
     if kernel.kind in ("reduce_window", "select_and_scatter"):
@@ -62,7 +67,7 @@ def copies(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
     if key.op == "concatenate" and in_place(key) and id(key) in outputs:
         # Made in a buffer in VMEM, which is operand and result of two partial results, then copied out.
         return Copies(2 * key.spec.padded, 2 * key.spec.padded)
-    return Copies()
+    return _NONE
 
 
 def _row_major(key: Node, outputs: set[int]) -> Copies:
@@ -76,11 +81,15 @@ def _row_major(key: Node, outputs: set[int]) -> Copies:
 
 
 def lies_as_wanted(kernel: Kernel, value: Node) -> bool:
-    """Whether a convolution reads ``value`` as the program's arguments lie, so that it may be fetched ahead as it is."""
+    """Whether a product, a convolution or a sum over windows reads ``value`` as the program's arguments lie, so that it may
+    be fetched ahead as it is.
+    """
+    if kernel.kind == "reduce_window":
+        return value.spec.minor == 1 and value.spec.second == 0 and len(value.spec.shape) > 2
     if kernel.kind != "convolution" or kernel.key.inputs[0] is not value:
-        return True
+        return kernel.kind in PRODUCTS
     conv: Convolution = kernel.key.attrs[0]
-    return (value.spec.minor, value.spec.second) == (conv.lhs[1], conv.lhs[0])
+    return not split_parts(kernel.key) and {value.spec.minor, value.spec.second} == {conv.lhs[1], conv.lhs[0]}
 
 
 def _external(node: Node) -> bool:
@@ -94,6 +103,8 @@ def _convolution(kernel: Kernel, key: Node, outputs: set[int]) -> Copies:
     batch, feature, _ = conv.lhs
     if 1 < conv.feature_groups < base.shape[feature]:
         return _grouped(base, conv)
+    if split_parts(key):
+        return _split_over_batch(base, out, conv)
     if _external(key.inputs[0]):
         minor, second = (feature, batch) if base.shape[feature] >= _FEW_FEATURES else (batch, feature)
         if base.minor not in ((feature, batch) if base.shape[feature] >= _FEW_FEATURES else (batch,)):
@@ -103,6 +114,17 @@ def _convolution(kernel: Kernel, key: Node, outputs: set[int]) -> Copies:
         if {out.minor, out.second} != {feature, batch}:
             _copy(made, out, feature, batch)
     return made
+
+
+_SPLIT_OPERAND, _SPLIT_RESULT = 7, 6  # transfers around a convolution whose last space is divided into more of a batch
+
+
+def _split_over_batch(base: Spec, out: Spec, conv: Convolution) -> Copies:
+    """The operand is turned, padded, cut into parts and each joined with the edge of the next; the result is turned back,
+    cut and turned again.
+    """
+    laid = _laid(base, conv.lhs[1], conv.lhs[2][-1]), _laid(out, conv.out[1], conv.out[2][-1])
+    return Copies(_SPLIT_OPERAND * laid[0] + _SPLIT_RESULT * laid[1], 0, 6)
 
 
 def _copy(made: Copies, spec: Spec, minor: int, second: int) -> None:

@@ -28,7 +28,7 @@ def holds(scores):
 @pytest.fixture(scope="module")
 def group():
     """Every recorded case, read and fused once."""
-    return fit_cost.cases(ROWS["chips"])
+    return fit_cost.cases(ROWS)
 
 
 def test_committed_constants_hold(group):
