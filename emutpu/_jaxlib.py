@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import io
 import os
 import platform
 import re
@@ -39,6 +40,7 @@ __all__ = [
     "module_text",
     "portable_artifact",
     "put",
+    "read_module",
     "result_handler",
     "run_passes",
     "serialize",
@@ -95,9 +97,43 @@ def _register_passes() -> None:
     stablehlo.register_stablehlo_passes()
 
 
+def read_module(module: bytes | str) -> Any:
+    """The ``ir.Module`` of bytecode or MLIR text. Raises MLIRError, or ValueError.
+
+    In jaxlib 0.9 a ``true`` splat of booleans comes out of bytecode as the byte 0xFF, which XLA copies as it is: the
+    constant prints as ``true`` and converts to 255. Such constants are made anew from their text.
+    """
+    parsed = ir.Module.parse(module, context=context())
+    if _garbles_booleans():
+        _renew_booleans(parsed.operation)
+    return parsed
+
+
+_TRUE = "module { stablehlo.constant dense<true> : tensor<i1> }"
+
+
+@functools.cache
+def _garbles_booleans() -> bool:
+    module = ir.Module.parse(_TRUE, context=context())
+    bytecode = io.BytesIO()
+    module.operation.write_bytecode(bytecode)
+    again = ir.Module.parse(bytecode.getvalue(), context=context())
+    return len({m.body.operations[0].operation.attributes["value"] for m in (module, again)}) > 1
+
+
+def _renew_booleans(operation: Any) -> None:
+    for region in operation.regions:
+        for block in region:
+            for inner in block.operations:
+                inner = inner.operation
+                if inner.name == "stablehlo.constant" and str(inner.results[0].type.element_type) == "i1":
+                    inner.attributes["value"] = ir.Attribute.parse(str(inner.attributes["value"]), context())
+                _renew_booleans(inner)
+
+
 def module_text(bytecode: bytes) -> str:
     """MLIR text of a module's bytecode. Raises MLIRError."""
-    return str(ir.Module.parse(bytecode, context=context()))
+    return str(read_module(bytecode))
 
 
 def portable_artifact(bytecode: bytes, version: str | None = None) -> bytes:
@@ -105,7 +141,7 @@ def portable_artifact(bytecode: bytes, version: str | None = None) -> bytes:
 
     What only this release understands (CHLO) is rewritten first.
     """
-    module = ir.Module.parse(bytecode, context())
+    module = read_module(bytecode)
     run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
     target = version or stablehlo.get_minimum_version()
     artifact: bytes = stablehlo.serialize_portable_artifact_str(str(module), target)
@@ -114,7 +150,7 @@ def portable_artifact(bytecode: bytes, version: str | None = None) -> bytes:
 
 def from_portable_artifact(artifact: bytes) -> str:
     """The text of a portable artifact's module. Raises ValueError for something else."""
-    return str(ir.Module.parse(stablehlo.deserialize_portable_artifact_str(artifact), context()))
+    return str(read_module(stablehlo.deserialize_portable_artifact_str(artifact)))
 
 
 def run_passes(module: Any, pipeline: str) -> None:

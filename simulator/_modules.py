@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from emutpu._jaxlib import context, ir
+from emutpu._jaxlib import ir, read_module
 from emutpu.backend.pjrt import Aval, InvalidArgument, Unimplemented
 
 __all__ = ["DTYPES", "ModuleInfo", "element_name", "inspect", "parse", "walk"]
@@ -59,7 +59,7 @@ def element_name(dtype: np.dtype[Any]) -> str:
 def parse(module: bytes) -> Any:
     """The ``ir.Module`` of bytecode (or MLIR text as bytes). Raises InvalidArgument."""
     try:
-        return ir.Module.parse(module, context=context())
+        return read_module(module)
     except (ir.MLIRError, ValueError) as error:
         raise InvalidArgument(f"malformed StableHLO module: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import concurrent.futures
 import random
 import threading
@@ -51,6 +52,46 @@ def test_views_outlive_donation(computing: Client) -> None:
     (result,) = executable.launch([given, other])
     np.testing.assert_array_equal(computing.to_host(result), np.full(1024, 3))
     np.testing.assert_array_equal(view, np.ones(1024))
+
+
+@pytest.mark.parametrize("element", ["i1", "f32", "ui8", "i32"])
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((), "true"),
+        ((), "false"),
+        ((1,), "true"),
+        ((1,), "[true]"),
+        ((3,), "true"),
+        ((9,), "true"),
+        ((9,), "[true, false, true, true, true, true, true, true, false]"),
+        ((2, 17), "true"),
+    ],
+)
+def test_boolean_constants_are_0_or_1(computing: Client, shape: tuple[int, ...], text: str, element: str) -> None:
+    """Splats and others, alone, converted, and inside a body: bytecode keeps eight booleans in a byte."""
+    kind, wanted = modules.tensor(shape, "i1"), modules.tensor(shape, element)
+    body = f"%0 = stablehlo.constant dense<{text}> : {kind}"
+    same = f"{body}\n%1 = stablehlo.convert %0 : ({kind}) -> {wanted}" if element != "i1" else body
+    (given,) = run(computing, modules.function([], [wanted], f"{same}\nret {'%0' if element == 'i1' else '%1'}"))
+    expected = np.broadcast_to(np.array(ast.literal_eval(text.title())), shape).astype(modules.DTYPES[element])
+    assert (given.shape, given.tobytes()) == (expected.shape, expected.tobytes())
+
+
+def test_boolean_constants_in_bodies(computing: Client) -> None:
+    """A constant in the branch of a ``case`` is 1 as well."""
+    body = """
+    %0 = "stablehlo.case"(%a0) ({
+      %1 = stablehlo.constant dense<true> : tensor<i1>
+      %2 = stablehlo.convert %1 : (tensor<i1>) -> tensor<f32>
+      stablehlo.return %2 : tensor<f32>
+    }, {
+      %3 = stablehlo.constant dense<7.0> : tensor<f32>
+      stablehlo.return %3 : tensor<f32>
+    }) : (tensor<i32>) -> tensor<f32>
+    ret %0"""
+    module = modules.function([modules.tensor((), "i32")], [modules.tensor(())], body)
+    assert [float(run(computing, module, np.array(n, np.int32))[0]) for n in (0, 1)] == [1, 7]
 
 
 @pytest.mark.parametrize("value", [2**53 + 1, -(2**63), 2**63 - 1])

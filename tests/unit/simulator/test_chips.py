@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import jax
 import pytest
 
 from emutpu.simulator.chips import CHIPS, FIGURES, Chip, UnknownFigure, chip
@@ -43,7 +44,9 @@ def test_figures_agree_with_jax(name: str) -> None:
     cores = spec.figure("cores")
     assert cores == info.chip_version.num_physical_tensor_cores_per_chip
     assert spec.megacore == info.chip_version.supports_megacore
-    assert (spec.mxus, spec.mxu_side) == (info.num_mxus, info.mxu_column_size)
+    assert spec.mxu_side == info.mxu_column_size
+    if jax.__version_info__ >= (0, 10):  # older tables do not count the MXUs
+        assert spec.mxus == info.num_mxus
     assert (spec.sublanes, spec.lanes) == (info.num_sublanes, info.num_lanes)
     assert (spec.vmem_bytes, spec.smem_bytes) == (info.vmem_capacity_bytes, info.smem_capacity_bytes)
     assert spec.hbm_bytes == pytest.approx(info.hbm_capacity_bytes * scale, rel=0.03)
@@ -101,11 +104,11 @@ def test_aliases(alias: str, name: str) -> None:
 def test_rows_are_frozen() -> None:
     """Nobody can change the table."""
     with pytest.raises(dataclasses.FrozenInstanceError):
-        chip("v5e").cores = 2  # type: ignore[misc]
+        chip("v5e").cores = 2  # type: ignore[misc]  # frozen: what is tested
 
 
 def _jax_info(name: str):
-    tpu_info = pytest.importorskip("jax._src.pallas.mosaic.tpu_info")
+    tpu_info = pytest.importorskip("jax._src.pallas.mosaic.tpu_info", reason="this release of jax has no such table")
     if not hasattr(tpu_info, "get_tpu_info_for_chip"):
         pytest.skip("this release of jax has no table of chips without a device")
     try:
