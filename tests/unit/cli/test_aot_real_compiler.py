@@ -130,6 +130,7 @@ def test_every_example_is_checked() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_compile(example: str, tmp_path: Path) -> None:
     """Every module of the example compiles on v5e and v6e; those of the one that needs 95 GiB a chip on v5p."""
