@@ -57,7 +57,10 @@ class Tally:
 
     @property
     def calls(self) -> int:
-        return sum(counter() for counter in self.counters)
+        total = 0
+        for counter in self.counters:
+            total += counter()
+        return total
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,20 +81,16 @@ class Meter:
     and end of each launch while somebody records. ``refused`` counts launches that did not fit in memory; ``unread`` is
     the first of their errors that no read has met yet.
 
-    What a launch touches is ``lead``, how far the device is behind the host, and ``launches`` and ``flops`` so far (with
-    those of them behind a causal mask): the host's time follows from the number of launches. They are kept apart from the
-    tallies because every step of an optimizer asks for them, and there is a tally for each module of the program.
+    What a launch touches is ``lead`` alone, how far the device is behind the host: the host's time follows from the number
+    of launches.
     """
 
     __slots__ = (
         "_base",
         "_charged",
         "_traced",
-        "flops",
         "issue",
-        "launches",
         "lead",
-        "masked_flops",
         "peak",
         "rates",
         "refused",
@@ -107,9 +106,6 @@ class Meter:
         self.issue = issue
         self.rates = Rates()
         self.lead = 0
-        self.launches = 0
-        self.flops = 0.0
-        self.masked_flops = 0.0
         self._base = 0
         self._traced = 0
         self._charged: dict[tuple[str, ModelledCost | None], Callable[[], None]] = {}
@@ -123,6 +119,11 @@ class Meter:
         self.started = time.perf_counter_ns()
 
     # Time ------------------------------------------------------------------------------------------------
+
+    @property
+    def launches(self) -> int:
+        """Launches so far."""
+        return sum(tally.calls for tally in self.tallies)
 
     @property
     def host(self) -> int:
@@ -154,7 +155,16 @@ class Meter:
 
     def step(self) -> None:
         """An optimizer step has been issued."""
-        self.steps.append((self.now(), self.flops, self.masked_flops))
+        launches, flops, masked = 0, 0.0, 0.0
+        for tally in self.tallies:  # once only: a program has as many tallies as modules, and asks at every step
+            calls = tally.calls
+            launches += calls
+            if calls and tally.cost is not None:
+                flops += calls * tally.cost.flops
+                masked += calls * tally.cost.masked_flops
+        self._measure()
+        now = self._base + (self.issue or 0) * launches + max(self.lead, 0)
+        self.steps.append((now, flops, masked))
 
     def _measure(self) -> None:
         """Let the host's time be this host's, where it is measured."""
@@ -177,16 +187,12 @@ class Meter:
     def _chargeable(self, tally: Tally) -> Callable[[], None]:
         calls = 0
         tally.counters.append(lambda: calls)
-        flops, masked = _flops(tally.cost)
 
         def launch() -> None:
             nonlocal calls
             if self.trace is not None:
                 self._tell(tally)
             calls += 1
-            self.launches += 1
-            self.flops += flops
-            self.masked_flops += masked
             self._measure()
             self.lead = max(self.lead - (self.issue or 0), 0) + tally.duration
 
@@ -218,10 +224,10 @@ class Meter:
         needs = tally.memory
         transient = needs.results - needs.aliased + needs.temporaries
         duration, issue, memory, meter = tally.duration, self.issue, MEMORY, self
+        gain = duration - (issue or 0)
         refused = self._attendant(executable, tally, transient)
         calls = 0
         tally.counters.append(lambda: calls)
-        flops, masked = _flops(tally.cost)
 
         def launch(arguments: Sequence[Buffer]) -> Sequence[Buffer]:
             nonlocal calls
@@ -230,12 +236,8 @@ class Meter:
                 if failed is not None:
                     return failed
             calls += 1
-            meter.launches += 1
-            meter.flops += flops
-            if masked:
-                meter.masked_flops += masked
-            lead = meter.lead - issue  # type: ignore[operator]  # measured otherwise, below
-            meter.lead = (lead if lead > 0 else 0) + duration  # noqa: FURB136  # a call would cost more
+            lead = meter.lead
+            meter.lead = lead + gain if lead > issue else duration  # type: ignore[operator]  # measured otherwise, below
             return run(arguments)
 
         def measured(arguments: Sequence[Buffer]) -> Sequence[Buffer]:
@@ -245,9 +247,6 @@ class Meter:
                 if failed is not None:
                     return failed
             calls += 1
-            meter.launches += 1
-            meter.flops += flops
-            meter.masked_flops += masked
             meter._measure()
             meter.lead = max(meter.lead, 0) + duration
             return run(arguments)
@@ -315,11 +314,6 @@ class Meter:
 
 def _picoseconds(cost: ModelledCost | None) -> int:
     return round(cost.seconds * PICOSECONDS) if cost is not None else 0
-
-
-def _flops(cost: ModelledCost | None) -> tuple[float, float]:
-    """FLOPs of a launch, and those of them behind a causal mask."""
-    return (cost.flops, cost.masked_flops) if cost is not None else (0.0, 0.0)
 
 
 _NO_MEMORY = ExecutableMemory(0, 0, 0, 0)

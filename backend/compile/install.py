@@ -1,4 +1,4 @@
-"""Tells Dynamo of the device, when it is first imported: ``import torch`` must not import it."""
+"""Tells Dynamo and ``flex_attention`` of the device, when they are first imported: ``import torch`` must not import them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,32 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from emutpu.backend.compile.flex import install as install_flex
 from emutpu.backend.location import OWN_ROOTS
 
 __all__ = ["install_when_imported"]
 
 _DYNAMO = "torch._dynamo"
+_FLEX = "torch.nn.attention.flex_attention"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds ``torch._dynamo`` as Python would, and does our part after its own."""
+    """Finds modules of PyTorch as Python would, and does our part after their own."""
+
+    def __init__(self, parts: dict[str, Callable[[types.ModuleType], None]]) -> None:
+        self.parts = parts
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _DYNAMO:
+        part = self.parts.pop(fullname, None)
+        if part is None:
             return None
-        sys.meta_path.remove(self)
+        if not self.parts:
+            sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
             return spec
@@ -33,18 +40,19 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: types.ModuleType) -> None:
             execute(module)
-            register()
+            part(module)
 
         loader.exec_module = exec_module
         return spec
 
 
 def install_when_imported() -> None:
-    """Register now if Dynamo is there already, else as soon as it is imported."""
-    if _DYNAMO in sys.modules:
-        register()
-    else:
-        sys.meta_path.insert(0, _Finder())
+    """Do each part now if its module is there already, else as soon as that is imported."""
+    parts: dict[str, Callable[[types.ModuleType], None]] = {_DYNAMO: lambda _: register(), _FLEX: install_flex}
+    for name in [name for name in parts if name in sys.modules]:
+        parts.pop(name)(sys.modules[name])
+    if parts:
+        sys.meta_path.insert(0, _Finder(parts))
 
 
 def _compile(module: Any, inputs: Any, **kwargs: Any) -> Any:
@@ -58,8 +66,10 @@ def register() -> None:
     from torch._dynamo import config, trace_rules
     from torch._dynamo.backends.registry import register_backend
     from torch._dynamo.device_interface import get_interface_for_device, register_interface_for_device
+    from torch._dynamo.variables.builder import VariableBuilder
 
     from emutpu.backend.compile.interface import interface
+    from emutpu.backend.rng import TpuGenerator
 
     _compile.__name__ = "tpu"
     register_backend(_compile, name="tpu")
@@ -67,5 +77,8 @@ def register() -> None:
     register_interface_for_device("tpu", interface(base))
     trace_rules.SKIP_DIRS.extend(OWN_ROOTS)
     trace_rules._recompile_re()
+    # As PyTorch's own generators: an op that takes one is a break in the graph, and draws eagerly.
+    for numpy in (True, False):
+        VariableBuilder._type_dispatch_impl(numpy)[TpuGenerator] = VariableBuilder.wrap_user_defined
     config.allow_rnn = True
     config.trace_autograd_ops = True

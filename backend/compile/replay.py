@@ -13,8 +13,9 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from emutpu.backend.cell import Cell, Layout
-from emutpu.backend.compile.graph import Piece
+from emutpu.backend.compile.graph import Piece, is_collective, output_arguments
 from emutpu.backend.compile.locations import node_origin
+from emutpu.backend.compile.structured import Body, CannotLoop, scan
 from emutpu.backend.deferred.capture import Capture, Program, capture
 from emutpu.backend.deferred.region import Constant, Region, region
 from emutpu.backend.deferred.values import NO_CONTENTS, Pending
@@ -258,11 +259,11 @@ class _Replay:
             return _attribute(self.module, str(node.target))
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
+            if _is_state(node):  # the partitioner gives it the size of the CPU's state, which may be symbolic
+                return self._stand_in(self.restored, position)
             for extent in (*value.shape, *value.stride()):
                 if isinstance(extent, torch.SymInt):
                     raise NotImplementedError(_symbolic(extent, node))
-            if _is_state(node):
-                return self._stand_in(self.restored, position)
             return self._placeholder(position, value)
         if isinstance(value, torch.Generator):
             return self._stand_in(self.generators, position)
@@ -309,10 +310,43 @@ class _Replay:
         target: Any = node.target
         if node.op == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
-        special = _SPECIAL.get(target._name) if isinstance(target, torch._ops.HigherOrderOperator) else None
-        if special is not None:
-            return special(self.recording, *args, **kwargs)
+        if is_collective(node):  # of one rank, else the graph were cut here
+            return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, args[0])
+        name = target._name if isinstance(target, torch._ops.HigherOrderOperator) else None
+        if name in _SPECIAL:
+            return _SPECIAL[name](self.recording, *args, **kwargs)
+        if name == "scan":
+            with contextlib.suppress(CannotLoop):
+                return scan(self._body, *args, **kwargs)
         return target(*args, **kwargs)
+
+    def _body(self, module: fx.GraphModule, arguments: Sequence[torch.Tensor]) -> Body:
+        """A subgraph, recorded apart. Raises CannotLoop if it draws random numbers."""
+        with capture(_Recording()) as recording:
+            assert isinstance(recording, _Recording)
+            inner = _Replay(recording, self.piece, module, self.name)
+            tensors = [recording.placeholder(tuple(a.shape), None, a.dtype) for a in arguments]
+            stand_ins = tuple(_cell(tensor).value for tensor in tensors)
+            results = inner._run_subgraph(tensors)
+            made = [
+                r.clone(memory_format=torch.contiguous_format) if isinstance(r, torch.Tensor) else None for r in results
+            ]
+            program = recording.program([tensor for tensor in made if tensor is not None])
+        if program.draws:
+            raise CannotLoop
+        specs = tuple(None if tensor is None else (tuple(tensor.shape), tensor.dtype) for tensor in made)
+        return Body(program, stand_ins, specs)  # type: ignore[arg-type]  # nothing has written the placeholders
+
+    def _run_subgraph(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
+        given = iter(arguments)
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = next(given)
+            elif node.op == "get_attr":
+                self.values[node] = _attribute(self.module, str(node.target))
+            elif node.op != "output":
+                self._record(node)
+        return [self.values[r] if isinstance(r, fx.Node) else r for r in output_arguments(self.module.graph)]
 
     # Results ---------------------------------------------------------------------------------------------
 

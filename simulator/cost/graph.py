@@ -26,7 +26,7 @@ BITS = {
     "f4E2M1FN": 4, "f8E4M3FN": 8, "f8E4M3": 8, "f8E3M4": 8, "f8E5M2": 8, "f8E4M3B11FNUZ": 8, "f8E4M3FNUZ": 8,
     "f8E5M2FNUZ": 8, "f8E8M0FNU": 8,
 }  # fmt: skip
-_PLAIN_BODY = 3  # two arguments and the operation that combines them, which ``attrs`` names
+_PLAIN_BODY = 2  # operations: the one that combines two arguments, and the return
 _MAX_DEPTH = 64
 
 
@@ -131,6 +131,7 @@ class _Reader:
     def __init__(self, functions: dict[str, Any]) -> None:
         self._functions = functions
         self._specs: dict[Any, Spec] = {}
+        self._bodies: dict[Any, Graph] = {}
         self.operations = 0
 
     def spec(self, kind: Any) -> Spec:
@@ -236,11 +237,13 @@ class _Reader:
         first = specs[0] if specs else _TOKEN
         node = Node(op, inputs, first, attrs)
         node.specs = tuple(specs)
-        node.bodies = tuple(self._region(region, operation.name, known, depth) for region in operation.regions)
-        if op == "reduce" and len(specs) == 1 and len(node.bodies[0].nodes) == _PLAIN_BODY:
+        if op == "reduce" and len(specs) == 1 and (plain := self._plain_body(operation, attrs[1])) is not None:
+            node.bodies = (plain,)
             same = shared.setdefault((op, *map(id, inputs), attrs, id(first)), node)
             if same is not node:
                 return [same]
+        else:
+            node.bodies = tuple(self._region(region, operation.name, known, depth) for region in operation.regions)
         nodes.append(node)
         if len(specs) == 1:
             return [node]
@@ -250,6 +253,18 @@ class _Reader:
             nodes.append(part)
             picked.append(part)
         return picked
+
+    def _plain_body(self, operation: Any, name: str) -> Graph | None:
+        """The body of a reduction by the one operation ``name``, read once for each type; None for any other body."""
+        block = operation.regions[0].blocks[0]
+        if len(block.operations) != _PLAIN_BODY:
+            return None
+        kind = block.arguments[0].type
+        found = self._bodies.get((name, kind))
+        if found is None:
+            found = self._bodies[name, kind] = self._region(operation.regions[0], operation.name, {}, 0)
+        self.operations += _PLAIN_BODY
+        return found
 
     def _region(self, region: Any, name: str, known: dict[Any, Node], depth: int) -> Graph:
         if not len(region.blocks):

@@ -50,7 +50,7 @@ def read_bytes(kernel: Kernel, value: Node) -> int:
     whole = value.spec.padded
     users = [m for m in kernel.members.values() if any(value is s for s in m.inputs)]
     if kernel.kind == "scatter" and kernel.key.inputs[0] is value:
-        return whole
+        return _scattered(kernel.key)
     if (
         kernel.kind == "dynamic_update_slice"
         and users
@@ -61,6 +61,12 @@ def read_bytes(kernel: Kernel, value: Node) -> int:
         return whole
     touched = sum(_gathered(user) if user.op == "gather" else user.spec.padded for user in users)
     return min(touched, whole) if all(user.op != "gather" for user in users) else touched
+
+
+def _scattered(node: Node) -> int:
+    """A scattered row is read and written with the other rows of its tile."""
+    updates = node.inputs[-1].spec
+    return updates.padded * (_TILE_ROWS if len(node.spec.shape) > 1 else 1)
 
 
 def _gathered(node: Node) -> int:
@@ -79,6 +85,9 @@ def result_bytes(kernel: Kernel) -> int:
     for root in kernel.roots:
         if root.op == "dynamic_update_slice":
             total += root.inputs[1].spec.padded
+            continue
+        if root.op == "scatter" and len(root.specs) == 1:
+            total += _scattered(root)
             continue
         total += sum(spec.padded for spec in root.specs)
     return total

@@ -27,7 +27,7 @@ class Rates:
     share a device, so that what one kernel leaves in VMEM the next cannot read.
 
     Cycles: ``launch`` per kernel; ``stream`` per 4 KiB that a fused loop moves; ``mxu`` over the ideal of a product,
-    ``eager`` the multiple of that in an op compiled on its own. The others are multiples of ``stream`` that all chips
+    ``eager`` the multiple of that in an op compiled on its own; ``whole`` the share for an operation alone whose operands fit in the scoped part of VMEM. The others are multiples of ``stream`` that all chips
     share: ``reduce`` more per 4 KiB that a fused reduction reads;
     ``plain`` per 1,024 elements of an operation alone (``plain_16`` more below 32 bit) and ``plain_read`` per 4 KiB it
     reads; ``turn`` per 1,024 elements of a transpose; ``result`` per 1,024 results of a product that go to HBM, ``kept`` to
@@ -51,6 +51,7 @@ class Rates:
     launch: float
     mxu: float
     eager: float
+    whole: float
     reduce: float
     plain: float
     plain_read: float

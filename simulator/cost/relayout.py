@@ -7,12 +7,14 @@ between two kernels are written as their reader wants them, so only the ends of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .attributes import Convolution, Dot
 from .graph import BITS, Node, Spec
-from .kernels import Kernel
+from .kernels import PRODUCTS, Kernel
 from .layout import LANES, laid_elements
 from .rates import Rates
-from .work import in_place, tree_reduction
+from .work import in_place, split_parts, tree_reduction
 
 __all__ = ["Copies", "copies", "lies_as_wanted"]
 
@@ -32,6 +34,9 @@ class Copies:
         self.timed = copied if timed is None else timed
 
 
+_NONE = Copies()
+
+
 def _laid(spec: Spec, minor: int, second: int) -> int:
     """Bytes of ``spec`` with those two dimensions minor."""
     if minor == second or not spec.size:
@@ -43,26 +48,24 @@ def _laid(spec: Spec, minor: int, second: int) -> int:
 def copies(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
     """The relayouts around ``kernel``; ``outputs`` are the ids of the program's results."""
     key = kernel.key
-    if kernel.kind == "convolution":
-        return _convolution(kernel, key, outputs)
-    if kernel.kind in ("reduce_window", "select_and_scatter"):
-        if kernel.kind == "reduce_window" and tree_reduction(key):
-            return _scan(key, rates)
-        return _pooling(kernel, key, outputs)
-    if kernel.kind == "sort":
-        return _sort(key)
-    if kernel.kind == "top_k":
-        return _largest(key)
-    if key.op == "dot_general" and key.attrs[0].lhs_batch:
-        return _product(kernel, key, outputs)
-    if kernel.kind in ("dynamic_update_slice", "scatter"):
-        return _preserving(kernel, key)
-    if kernel.kind == "online_softmax":
-        return _row_major(key, outputs)
+    around = _AROUND.get(kernel.kind)
+    if around is not None:
+        return around(kernel, outputs, rates)
     if key.op == "concatenate" and in_place(key) and id(key) in outputs:
         # Made in a buffer in VMEM, which is operand and result of two partial results, then copied out.
         return Copies(2 * key.spec.padded, 2 * key.spec.padded)
-    return Copies()
+    return _NONE
+
+
+def _windows(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
+    if kernel.kind == "reduce_window" and tree_reduction(kernel.key):
+        return _scan(kernel.key, rates)
+    return _pooling(kernel, kernel.key, outputs)
+
+
+def _batched(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
+    del rates
+    return _product(kernel, kernel.key, outputs) if kernel.key.attrs[0].lhs_batch else _NONE
 
 
 def _row_major(key: Node, outputs: set[int]) -> Copies:
@@ -76,11 +79,15 @@ def _row_major(key: Node, outputs: set[int]) -> Copies:
 
 
 def lies_as_wanted(kernel: Kernel, value: Node) -> bool:
-    """Whether a convolution reads ``value`` as the program's arguments lie, so that it may be fetched ahead as it is."""
+    """Whether a product, a convolution or a sum over windows reads ``value`` as the program's arguments lie, so that it may
+    be fetched ahead as it is.
+    """
+    if kernel.kind == "reduce_window":
+        return value.spec.minor == 1 and value.spec.second == 0 and len(value.spec.shape) > 2
     if kernel.kind != "convolution" or kernel.key.inputs[0] is not value:
-        return True
+        return kernel.kind in PRODUCTS
     conv: Convolution = kernel.key.attrs[0]
-    return (value.spec.minor, value.spec.second) == (conv.lhs[1], conv.lhs[0])
+    return not split_parts(kernel.key) and {value.spec.minor, value.spec.second} == {conv.lhs[1], conv.lhs[0]}
 
 
 def _external(node: Node) -> bool:
@@ -94,6 +101,8 @@ def _convolution(kernel: Kernel, key: Node, outputs: set[int]) -> Copies:
     batch, feature, _ = conv.lhs
     if 1 < conv.feature_groups < base.shape[feature]:
         return _grouped(base, conv)
+    if split_parts(key):
+        return _split_over_batch(base, out, conv)
     if _external(key.inputs[0]):
         minor, second = (feature, batch) if base.shape[feature] >= _FEW_FEATURES else (batch, feature)
         if base.minor not in ((feature, batch) if base.shape[feature] >= _FEW_FEATURES else (batch,)):
@@ -103,6 +112,17 @@ def _convolution(kernel: Kernel, key: Node, outputs: set[int]) -> Copies:
         if {out.minor, out.second} != {feature, batch}:
             _copy(made, out, feature, batch)
     return made
+
+
+_SPLIT_OPERAND, _SPLIT_RESULT = 7, 6  # transfers around a convolution whose last space is divided into more of a batch
+
+
+def _split_over_batch(base: Spec, out: Spec, conv: Convolution) -> Copies:
+    """The operand is turned, padded, cut into parts and each joined with the edge of the next; the result is turned back,
+    cut and turned again.
+    """
+    laid = _laid(base, conv.lhs[1], conv.lhs[2][-1]), _laid(out, conv.out[1], conv.out[2][-1])
+    return Copies(_SPLIT_OPERAND * laid[0] + _SPLIT_RESULT * laid[1], 0, 6)
 
 
 def _copy(made: Copies, spec: Spec, minor: int, second: int) -> None:
@@ -191,3 +211,16 @@ def _preserving(kernel: Kernel, key: Node) -> Copies:
     if base.op == "parameter" and base.attrs[0] >= 0 and not base.attrs[1:]:
         return Copies(2 * size, 0, 1)
     return Copies()
+
+
+_AROUND: dict[str, Callable[[Kernel, set[int], Rates], Copies]] = {
+    "convolution": lambda kernel, outputs, rates: _convolution(kernel, kernel.key, outputs),
+    "reduce_window": _windows,
+    "select_and_scatter": _windows,
+    "sort": lambda kernel, outputs, rates: _sort(kernel.key),
+    "top_k": lambda kernel, outputs, rates: _largest(kernel.key),
+    "dot": _batched,
+    "dynamic_update_slice": lambda kernel, outputs, rates: _preserving(kernel, kernel.key),
+    "scatter": lambda kernel, outputs, rates: _preserving(kernel, kernel.key),
+    "online_softmax": lambda kernel, outputs, rates: _row_major(kernel.key, outputs),
+}

@@ -114,8 +114,13 @@ def _rewrite(node: Node, fresh: list[Node]) -> Node:
         return _made(fresh, "reshape", [inputs[0]], spec)
     if op in _SPREADS and inputs and inputs[0].value is not None:
         return _constant(inputs[0].value, spec, fresh)
+    if op == "reduce" and inputs[0].op == "negate" and len(node.specs) == 1 and node.attrs[1] == "add":
+        node.inputs = [inputs[0].inputs[0], *inputs[1:]]
+        fresh.append(node)
+        return _made(fresh, "negate", [node], spec)
     if op in _NEUTRAL and len(inputs) == 2:
-        return _arithmetic(node, fresh)
+        small = _before_spreading(node, fresh)
+        return _arithmetic(node, fresh) if small is None else small
     if op == "select" and inputs[0].value is not None:
         return inputs[1] if inputs[0].value else inputs[2]
     return node
@@ -159,6 +164,24 @@ def _arithmetic(node: Node, fresh: list[Node]) -> Node:
     if node.op == "multiply":
         return _scaled(node, fresh)
     return _clamped(node, fresh)
+
+
+def _before_spreading(node: Node, fresh: list[Node]) -> Node | None:
+    """An operation of a spread value and a constant is done before the value is spread."""
+    left, right = node.inputs
+    if left.value is None and right.value is None:
+        return None
+    for position, (wide, other) in enumerate(((left, right), (right, left))):
+        if wide.op != "broadcast_in_dim" or other.value is None or wide.inputs[0].spec.size in (1, wide.spec.size):
+            continue
+        source = wide.inputs[0]
+        constant = _constant(other.value, source.spec, fresh)
+        operands = [source, constant] if position == 0 else [constant, source]
+        done = _arithmetic(Node(node.op, operands, source.spec, node.attrs), fresh)
+        if not any(done is known for known in (*fresh, source)):
+            fresh.append(done)
+        return _made(fresh, "broadcast_in_dim", [done], node.spec, wide.attrs)
+    return None
 
 
 _OPPOSITE = {"minimum": "maximum", "maximum": "minimum"}

@@ -23,6 +23,7 @@ _MATRIX_LAUNCH = 2.2  # launches of a product, in those of a loop
 _LOADED_ROWS = 32  # streaming fewer rows than this through a tile costs as much: the tile has to be loaded
 _DEPTHWISE = 2.7  # cycles per tap and 1,024 results of a depthwise convolution
 _SORT_STAGE = 14.0  # cycles per stage of a sorting network and vector of 32-bit words
+_WHOLE = 3  # room that an operation alone needs, in operands and results, to run without dividing them
 _UNPACKED = 1.8  # a 16-bit operand that is unpacked to 32 bit takes the time of a 32-bit one, nearly
 _NARROW = frozenset({"bf16", "f16", "i8", "ui8", "i1", "f8E4M3FN", "f8E5M2"})
 
@@ -132,7 +133,9 @@ def _loop(kernel: Kernel, traffic: Traffic, rates: Rates) -> float:
     if len(work) == 1 == len(kernel.members) and _stands_alone(key):
         space = max(key.spec.size, key.inputs[0].spec.size if key.op == "reduce" else 0)
         narrow = rates.plain_16 if key.spec.dtype in _NARROW else 0.0
-        return space / _VECTOR * (rates.plain + narrow) + traffic.read / _VECTOR_BYTES * rates.plain_read
+        taken = space / _VECTOR * (rates.plain + narrow) + traffic.read / _VECTOR_BYTES * rates.plain_read
+        whole = _WHOLE * (traffic.read + traffic.written) <= rates.vmem * (1 - rates.vmem_share)
+        return taken * (rates.whole if whole else 1.0)
     moved = (traffic.read + traffic.written) / _VECTOR_BYTES
     if key.op == "transpose" and len(work) == 1:
         return max(key.spec.size / _VECTOR, moved / 2) * rates.turn

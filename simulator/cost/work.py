@@ -17,6 +17,7 @@ __all__ = ["conversions", "convolution_work", "dot_shape", "flops", "transcenden
 
 # A concatenation is a maximum of padded operands, or writes what it computes in place.
 _COMPUTING = (ELEMENTWISE | {"concatenate"}) - {"convert", "compare", "select", "bitcast_convert"}
+_SUBLANES = 8
 _SCAN_TILE = 128  # a running sum is a product with a triangle of this side, then a running sum of the tiles
 _RNG_FLOPS = {1: 50, 2: 45}  # per element that rng or rng_bit_generator makes, by number of results
 
@@ -49,12 +50,27 @@ def _valid_positions(size: int, window: Window, dimension: int, out: int) -> int
     return count
 
 
+def split_parts(node: Node) -> int:
+    """Positions of each of the eight parts into which the last space of a convolution over a small batch is divided, so
+    that the parts fill the sublanes; 0 where it is not.
+    """
+    conv: Convolution = node.attrs[0]
+    batch, space = node.spec.shape[conv.out[0]], node.spec.shape[conv.out[2][-1]] if conv.out[2] else 0
+    plain = conv.batch_groups == 1 and all(each == 1 for each in conv.window.base_dilation)
+    if not plain or batch >= _SUBLANES or space < 2 * _SUBLANES or conv.window.size[-1] == 1:
+        return 0
+    return space // _SUBLANES + 1
+
+
 def convolution_work(node: Node) -> tuple[int, int]:
     """Flops of a convolution, and multiply-adds per output element without padding."""
     conv: Convolution = node.attrs[0]
     lhs, rhs = node.inputs[0].spec.shape, node.inputs[1].spec.shape
     positions = 1
     for index, dimension in enumerate(conv.lhs[2]):
+        if index == len(conv.lhs[2]) - 1 and (parts := split_parts(node)):
+            positions *= _SUBLANES * parts * conv.window.size[index]
+            continue
         positions *= _valid_positions(lhs[dimension], conv.window, index, node.spec.shape[conv.out[2][index]])
     batch = node.spec.shape[conv.out[0]]
     features = node.spec.shape[conv.out[1]]
@@ -141,6 +157,7 @@ _COUNTS: dict[str, Callable[[Node], int]] = {
     "dot": _dot,
     "vector_product": _vector_product,
     "online_softmax": _online_softmax,
+    "row_shift": lambda node: node.spec.size + node.spec.size // node.spec.shape[-1] + node.spec.shape[-1] - 1,
     "convolution": lambda node: convolution_work(node)[0],
     "reduce": _reduce,
     "reduce_window": _reduce_window,
@@ -181,13 +198,13 @@ def in_place(concatenation: Node) -> bool:
     return all(source.op in ELEMENTWISE for source in concatenation.inputs)
 
 
-def counted_flops(members: Iterable[Node], *, rows: bool) -> int:
-    """Flops of a kernel as the compiler counts. ``rows``: its reductions are windows over whole rows, which count one
-    operation a row and one a column.
+def counted_flops(members: Iterable[Node]) -> int:
+    """Flops of a whole softmax, or of a call of the compiler's own, as it counts them: none of its own; reductions are
+    windows over whole rows, which count one operation a row and one a column.
     """
     total = 0
     for node in members:
-        if rows and node.op == "reduce":
+        if node.op == "reduce":
             total += node.spec.size + node.inputs[0].spec.size // max(node.spec.size, 1) - 1
         else:
             total += 0 if node.op == "online_softmax" else flops(node)
@@ -216,6 +233,9 @@ def conversions(members: Iterable[Node], roots: Sequence[Node]) -> int:
     return sum(converted.values()) + sum(
         root.spec.size for root in roots if id(root) in computing and root.op != "vector_product"
     )
+
+
+WITH_TRANSCENDENTALS = TRANSCENDENTAL | LIBRARY.keys()
 
 
 def transcendentals(node: Node) -> int:

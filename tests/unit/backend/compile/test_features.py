@@ -71,29 +71,54 @@ def test_random_numbers_are_eagers(name) -> None:
         assert torch.equal(a, e)
 
 
-@pytest.mark.xfail(
-    raises=NotImplementedError,
-    strict=False,
-    reason="Dynamo makes the saved random state a symbolic integer once it has seen two: refused, not computed wrongly",
-)
-def test_checkpointed_dropout_is_recomputed_with_its_own_numbers() -> None:
-    """Loss and gradients equal eager's also when other draws come between forward and backward."""
-    linear = nn.Linear(10, 10).to("tpu")
+CHECKPOINTED = {
+    "dropout": lambda linear, v: nn.functional.dropout(linear(v), 0.5).sin(),
+    "two draws": lambda linear, v: nn.functional.dropout(linear(nn.functional.dropout(v, 0.2)).sin(), 0.5).sin(),
+    "uniform": lambda linear, v: (linear(v) * torch.rand_like(v)).sin(),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_checkpointed_draws_are_recomputed_with_their_own_numbers(name) -> None:
+    """Losses and gradients equal eager's, also when other draws and other forward passes come before the backward."""
+    linear, body = nn.Linear(10, 10).to("tpu"), CHECKPOINTED[name]
 
     def f(x):
-        return checkpoint(lambda v: nn.functional.dropout(linear(v), 0.5).sin(), x, use_reentrant=False).sum()
+        return checkpoint(lambda v: body(linear, v), x, use_reentrant=False).sum()
 
     def run(function):
         torch.manual_seed(2)
         x = torch.ones(5, 10, device="tpu", requires_grad=True)
-        losses = [function(x)]
+        losses = [function(x), function(x * 2)]
         torch.rand(7, device="tpu")
         for loss in losses:
             loss.backward()
-        return torch.stack([loss.detach().cpu() for loss in losses]), x.grad.cpu()
+        return torch.stack([loss.detach().cpu() for loss in losses]), x.grad.cpu(), torch.rand(3, device="tpu").cpu()
 
-    for a, e in zip(run(torch.compile(f)), run(f), strict=True):
-        torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5)
+    compiled, eager = torch.compile(f), run(f)
+    for _ in range(2):
+        for a, e in zip(run(compiled), eager, strict=True):
+            torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5)
+
+
+def test_generators_in_graphs() -> None:
+    """A generator that a function closes over or is given draws eager's numbers, and its offset moves as eagerly."""
+    mine = torch.Generator("tpu")
+
+    def given(x, generator):
+        return x + torch.rand(4, device="tpu", generator=generator)
+
+    def closed(x, _):
+        return torch.bernoulli(x + 0.5, generator=mine)
+
+    x = torch.zeros(4, device="tpu")
+    for function in (given, closed):
+        results = []
+        for run in (function, torch.compile(function)):
+            mine.manual_seed(3)
+            results.append((torch.cat([run(x, mine).cpu() for _ in range(3)]), mine.get_offset()))
+        assert torch.equal(results[0][0], results[1][0])
+        assert results[0][1] == results[1][1] > 0
 
 
 @pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])

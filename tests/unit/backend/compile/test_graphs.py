@@ -246,3 +246,32 @@ def test_errors_name_the_op_and_the_line() -> None:
     inner = getattr(caught.value, "inner_exception", caught.value)
     assert isinstance(inner, NotImplementedError)
     assert "test_graphs.py" in chain + "".join(getattr(inner, "__notes__", []))
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_collectives_split_the_graph(safe, passes) -> None:
+    """A functional collective of one rank cuts the graph in two modules; where it is declared safe it is part of one."""
+    passes(
+        f"""
+        import contextlib
+        import torch
+        import torch.distributed as dist
+        from torch.distributed import _functional_collectives as collectives
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("cpu:fake,tpu:fake", store=FakeStore(), rank=0, world_size=1)
+
+        def f(x):
+            with torch.fx.traceback.annotate({{"spmd_safe": {safe}}}):
+                y = collectives.all_reduce(x * 2, "sum", dist.group.WORLD)
+                z = collectives.all_gather_tensor(y, 0, dist.group.WORLD)
+            return z + 1
+
+        seen = []
+        compiled = torch.compile(f, options={{"debug_callback": seen.append, "name": "mine"}})
+        assert compiled(torch.arange(3.0, device="tpu")).tolist() == [1, 3, 5]
+        assert [len(debug.mlir_texts) for debug in seen] == [{1 if safe else 2}]
+        assert ("@mine_split1_fwd" in seen[0].mlir_text) == {not safe}
+        dist.destroy_process_group()
+        """
+    )
