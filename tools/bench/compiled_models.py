@@ -91,7 +91,7 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 # -------------------------------------------------------------------------------------------------- ResNet-18
 
 _STAGES = (64, 128, 256, 512)
-_IMAGES, _SIDE, _CLASSES = 4, 64, 100
+_IMAGES, _SIDE, _CLASSES = 2, 224, 1000
 
 
 def _resnet(r: Random) -> tuple[Arrays, Arrays]:
@@ -145,5 +145,5 @@ def _resnet_jax(p: Sequence[jax.Array], d: Sequence[jax.Array]) -> jax.Array:
 
 MODELS = (
     Model("bert", "a BERT-like encoder of 2 layers", _bert, _bert_torch, _bert_jax),
-    Model("resnet18", "ResNet-18 over 64x64 images", _resnet, _resnet_torch, _resnet_jax),
+    Model("resnet18", "ResNet-18 over two images of 224x224", _resnet, _resnet_torch, _resnet_jax),
 )
