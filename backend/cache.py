@@ -94,8 +94,8 @@ class CompileCache:
     def __init__(self, lower: Callable[[], LowerTiers | None] | None = None, threads: int | None = None) -> None:
         self._entries: dict[Key, CacheEntry] = {}
         self._flights: dict[Key, _Flight] = {}
-        self._lock = threading.Lock()
-        self._lower_lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._lower_lock = threading.RLock()  # as all locks here: a finalizer or a signal handler may come in
         self._make_lower = lower
         self._lower: LowerTiers | None = None
         self._pool = CompilePool(threads)

@@ -79,7 +79,7 @@ def open_folder(base: Path, parts: Sequence[str], *, create: bool, check_base: b
             os.close(descriptor)
             descriptor = child
             _check_folder(descriptor, path, 0o077)
-    except BaseException:
+    except BaseException:  # any: the descriptor is closed, and it goes on
         os.close(descriptor)
         raise
     return descriptor
@@ -167,7 +167,7 @@ class DirectoryStore:
             finally:
                 os.close(descriptor)
             os.rename(temporary, f"{stem}.bin", src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
-        except BaseException:
+        except BaseException:  # any: nothing half written is left, and it goes on
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=self._descriptor)
             raise
@@ -236,7 +236,7 @@ class DirectoryStore:
                     pause = min(2 * pause, 0.05)
                 if self._still_there(name, descriptor):
                     return descriptor
-            except BaseException:
+            except BaseException:  # any: the descriptor is closed, and it goes on
                 os.close(descriptor)
                 raise
             os.close(descriptor)  # a clean-up removed the file that we waited for

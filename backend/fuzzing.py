@@ -162,7 +162,7 @@ class _Job:
             if self.done is None:
                 try:
                     self.done = self._launch([settled(argument) for argument in self._arguments])
-                except Exception as error:
+                except Exception as error:  # any: kept for those who ask later, and raised again
                     self._failure = error
                     raise
                 finally:

@@ -204,7 +204,7 @@ class Kernel:
     @property
     def recorded(self) -> int:
         """How many of the calls were recorded rather than launched."""
-        return self._recorded + sum(entry.calls for entry in self.entries.values() if entry.record is not None)
+        return self._recorded + sum(entry.calls for entry in list(self.entries.values()) if entry.record is not None)
 
     def _miss(self, key: Any, values: tuple[Any, ...], donate: bool) -> Entry:
         options = key[0]
@@ -293,12 +293,15 @@ class _Source:
         if signature.targets:
             self._add(1, "d = donating()")
             self.keys.append("d")
+        kinds = [argument_kind(a, signature.row) for a in signature.schema.arguments]
+        last = max((position for position, kind in enumerate(kinds) if kind.startswith("tensor")), default=0)
         for position, argument in enumerate(signature.schema.arguments):
             self._argument(argument, first=position == 0)
+            if position == last:
+                self._shared_values()  # before the scalars: equal ones share a buffer, which means nothing
         if self.display:
             self._add(1, f"a = [{', '.join(self.values)}]")
         names = "".join(f"{_local_name(a)}, " for a in signature.schema.arguments)
-        self._shared_values()
         self._add(
             1,
             f"k = (LOCAL.state.{'options' if signature.row.dots else 'plain'}, {''.join(k + ', ' for k in self.keys)})",
@@ -525,7 +528,9 @@ class _Source:
     def _write_back(self, x: str) -> None:
         kind = argument_kind(next(a for a in self.signature.schema.arguments if a.name == x))
         if kind == "tensors":
-            self._add(1, f"for c in c_{x}: c.write(next(n), next(l), g)")
+            self._add(1, f"for c, v, y in zip(c_{x}, n, l):")
+            self._add(2, "c.value = v; c.layout = y; c.origin = g")
+            self._add(2, "if y.held != c.held or v.__class__ is ErrorBuffer: c.recount()")
             return
         depth = 1
         if kind == "tensor?":

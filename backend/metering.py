@@ -57,7 +57,10 @@ class Tally:
 
     @property
     def calls(self) -> int:
-        return sum(counter() for counter in self.counters)
+        total = 0
+        for counter in self.counters:
+            total += counter()
+        return total
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,9 +155,16 @@ class Meter:
 
     def step(self) -> None:
         """An optimizer step has been issued."""
-        costs = [(tally.calls, tally.cost) for tally in self.tallies if tally.cost is not None]
-        flops = sum(calls * cost.flops for calls, cost in costs)
-        self.steps.append((self.now(), flops, sum(calls * cost.masked_flops for calls, cost in costs)))
+        launches, flops, masked = 0, 0.0, 0.0
+        for tally in self.tallies:  # once only: a program has as many tallies as modules, and asks at every step
+            calls = tally.calls
+            launches += calls
+            if calls and tally.cost is not None:
+                flops += calls * tally.cost.flops
+                masked += calls * tally.cost.masked_flops
+        self._measure()
+        now = self._base + (self.issue or 0) * launches + max(self.lead, 0)
+        self.steps.append((now, flops, masked))
 
     def _measure(self) -> None:
         """Let the host's time be this host's, where it is measured."""
@@ -214,6 +224,7 @@ class Meter:
         needs = tally.memory
         transient = needs.results - needs.aliased + needs.temporaries
         duration, issue, memory, meter = tally.duration, self.issue, MEMORY, self
+        gain = duration - (issue or 0)
         refused = self._attendant(executable, tally, transient)
         calls = 0
         tally.counters.append(lambda: calls)
@@ -225,8 +236,8 @@ class Meter:
                 if failed is not None:
                     return failed
             calls += 1
-            lead = meter.lead - issue  # type: ignore[operator]  # measured otherwise, below
-            meter.lead = (lead if lead > 0 else 0) + duration  # noqa: FURB136  # a call would cost more
+            lead = meter.lead
+            meter.lead = lead + gain if lead > issue else duration  # type: ignore[operator]  # measured otherwise, below
             return run(arguments)
 
         def measured(arguments: Sequence[Buffer]) -> Sequence[Buffer]:

@@ -161,7 +161,7 @@ def _no_dlpack() -> None:
         refuse(tensor)
         return to_dlpack(tensor, *args, **kwargs)
 
-    torch.Tensor.__dlpack__ = dlpack  # type: ignore[method-assign]
+    torch.Tensor.__dlpack__ = dlpack  # type: ignore[method-assign]  # the patch
     for holder in (torch._C, torch.utils.dlpack):
         for name in ("_to_dlpack", "to_dlpack"):
             if hasattr(holder, name):
@@ -230,6 +230,7 @@ def _print_from_the_host() -> None:
 
     original: Any = _tensor_str._tensor_str
 
+    @functools.wraps(original)
     def tensor_str(self: torch.Tensor, indent: int) -> str:
         here = self.device.type == DEVICE.type and runtime().mode is not EagerMode.DEFER_AND_FUSE
         text: str = original(self.cpu() if here else self, indent)
@@ -316,7 +317,46 @@ def _grouped_mm_meta() -> None:
     _meta_library.append(library)
 
 
+def _profiler() -> None:
+    """``torch.profiler``: Kineto takes a backend's device events from C++ only, so launches join its results here."""
+    from emutpu.backend import profiling
+
+    profile: Any = torch.autograd.profiler.profile
+    begin, end = profile._start_trace, profile.__exit__
+    parse, export = profile._parse_kineto_results, profile.export_chrome_trace
+
+    @functools.wraps(begin)
+    def _start_trace(self: Any) -> None:
+        self._tpu_launches = profiling.start() if self.use_device == DEVICE.type else None
+        begin(self)
+
+    @functools.wraps(end)
+    def __exit__(self: Any, *error: Any) -> Any:  # noqa: N807  # the method's own name
+        try:
+            return end(self, *error)
+        finally:
+            if self.enabled and self._tpu_launches is not None:
+                self._tpu_launches.stop()
+
+    @functools.wraps(parse)
+    def _parse_kineto_results(self: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+        events = parse(self, result, *args, **kwargs)
+        launches = self._tpu_launches
+        return events if launches is None else profiling.device_events(launches, events, result.trace_start_ns())
+
+    @functools.wraps(export)
+    def export_chrome_trace(self: Any, path: str, *args: Any, **kwargs: Any) -> Any:
+        done = export(self, path, *args, **kwargs)
+        if self._tpu_launches is not None:
+            profiling.add_device_rows(self._tpu_launches, path, self.kineto_results.trace_start_ns())
+        return done
+
+    profile._start_trace, profile.__exit__ = _start_trace, __exit__
+    profile._parse_kineto_results, profile.export_chrome_trace = _parse_kineto_results, export_chrome_trace
+
+
 PATCHES = (
+    _profiler,
     _grouped_mm_meta,
     _compile,
     _untyped_storage_new,

@@ -34,7 +34,7 @@ FORK_MESSAGE = (
 @dataclasses.dataclass(frozen=True, slots=True)
 class Configuration:
     """How the face set the backend up: what makes the client, which chip is emulated, what is allowed,
-    whose bugs.
+    whose bugs; ``assume_bounded`` whether torch.compile bounds the dimensions that it finds to vary.
 
     ``versions`` are those of the emulated TorchTPU, in every key; ``compile_threads`` the size of the compile pool, None
     for TorchTPU's own; ``make_tiers`` gives the tiers of the compile cache below the process, for a client.
@@ -59,6 +59,7 @@ class Configuration:
     secret: bytes | None = dataclasses.field(default=None, repr=False)
     repeats: str = "safe"
     quirks: str | None = None
+    assume_bounded: bool = False
     tiled: Callable[[tuple[int, ...], int], int] | None = None
     hbm_limit: int | None = None
     host_issue: int | None = DEFAULT_ISSUE

@@ -75,7 +75,7 @@ class ModelledStatistics:
     ``host_issue`` is the modelled host time per launch, None where it is measured. ``steps`` are optimizer steps issued,
     ``step_seconds`` the median time between two, ``between_steps`` are seconds, FLOPs and masked FLOPs from the first to
     the last. ``flops`` counts all of the executables, recomputation included; ``masked_flops`` are those of them that a
-    causal mask discards, ``peak_flops`` the device's bf16 FLOP/s. ``hbm_use`` is HBM traffic against its bandwidth,
+    causal mask discards (NaN where a mask is not seen), ``peak_flops`` the device's bf16 FLOP/s. ``hbm_use`` is HBM traffic against its bandwidth,
     ``ici_use`` the share of time that links between chips are busy. ``error_bar`` is relative, weighted by time. ``top`` are (name,
     launches, seconds), ``unmodelled`` counts launches without a cost, ``assumptions`` what the model assumed.
     """

@@ -264,7 +264,7 @@ class OpModule:
             if self.signature.inplace:
                 self._check_cast(positional, keywords)
             result = self.signature.op(*positional, **keywords)
-        except Exception as error:
+        except Exception as error:  # any: it is told of its line and raised again
             error.add_note(f"  {self.signature.name} issued at {describe(*capture())}")
             raise
         fresh = self.signature.fresh and isinstance(result, torch.Tensor)

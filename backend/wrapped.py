@@ -129,7 +129,7 @@ class MeteredClient(WrappedClient):
         self.launches = 0
         self.buffers = 0
         self.bytes = 0
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
 
     def wrap(self, executable: Executable) -> Executable:
         return _Metered(executable, self)

@@ -293,6 +293,7 @@ def _configuration(settings: _settings.Settings) -> Configuration:
         secret=secret,
         repeats=settings.detect_repeated_ops,
         quirks=settings.quirks,
+        assume_bounded=settings.bounded_dynamism is not None,
         tiled=tiled_bytes,
         hbm_limit=_hbm_limit(settings, chip(settings.chip).hbm_bytes),
         host_issue=None if settings.host_issue is None else round(settings.host_issue * 1e6),

@@ -11,6 +11,7 @@ import collections
 import enum
 import importlib.metadata
 import json
+import math
 import os
 import sys
 import tempfile
@@ -31,6 +32,7 @@ __all__ = [
     "installed_version",
     "merge",
     "run_document",
+    "this_process",
     "write_document",
 ]
 
@@ -45,6 +47,12 @@ ABSENT = {
     "`emutpu mfu` counts a configuration's useful FLOPs",
 }
 
+
+UNSEEN_MASK = (
+    "a mask of attention came as a tensor that another launch made: whether it is causal is not known. With is_causal=True, "
+    "or in DeferAndFuse and torch.compile where the mask is made in the same region, it is seen"
+)
+"""Why there is no ``mfu_causal``, where it is null."""
 
 _MODELLED = (
     "seconds",
@@ -152,7 +160,9 @@ def run_document(
 def _gaps(statistics: Statistics | None) -> dict[str, str]:
     if statistics is None:
         return {"client": "the device was never initialised", "modelled": "the device was never initialised"}
-    return {} if statistics.modelled is not None else {"modelled": "nobody kept the modelled device's time"}
+    if statistics.modelled is None:
+        return {"modelled": "nobody kept the modelled device's time"}
+    return {"modelled.mfu_causal": UNSEEN_MASK} if math.isnan(statistics.modelled.masked_flops) else {}
 
 
 def _memory(statistics: Statistics | None) -> Document | None:
@@ -179,6 +189,8 @@ def _modelled(statistics: Statistics | None) -> Document:
         return values
     values |= {name: getattr(known, name) for name in _MODELLED if hasattr(known, name)}
     span, flops, masked = known.between_steps
+    if math.isnan(known.masked_flops):
+        values["masked_flops"] = None
     return values | {
         "mfu": _mfu(known.flops, known.seconds, known.peak_flops),
         "mfu_causal": _mfu(known.flops - known.masked_flops, known.seconds, known.peak_flops),
@@ -191,10 +203,10 @@ def _modelled(statistics: Statistics | None) -> Document:
 
 
 def _mfu(flops: float, seconds: float, peak: float) -> float | None:
-    """Utilisation by the formula of every report; None where nothing was counted, or no peak is known."""
+    """Utilisation by the formula of every report; None where nothing or not all was counted, or no peak is known."""
     from emutpu.simulator.mfu import mfu
 
-    return mfu(flops, 1 / seconds, peak) if flops and seconds and peak else None
+    return mfu(flops, 1 / seconds, peak) if flops and seconds and peak and not math.isnan(flops) else None
 
 
 def _regions(by_reason: Mapping[str, Sequence[int]]) -> list[Document]:
@@ -293,7 +305,7 @@ def install_exit_report(path: str) -> None:
 def _write_at_exit(path: str, owner: int, started: float) -> None:
     if os.getpid() != owner:
         return
-    document = _this_process() | {"wall_seconds": time.perf_counter() - started}
+    document = this_process() | {"wall_seconds": time.perf_counter() - started}
     document["notes"] |= {
         "wall_seconds": "since the device was registered",
         "exit_code": "a process cannot report its own exit code; `emutpu run` can",
@@ -304,7 +316,8 @@ def _write_at_exit(path: str, owner: int, started: float) -> None:
         print(f"emutpu: the run report was not written: {error}", file=sys.stderr)
 
 
-def _this_process() -> Document:
+def this_process() -> Document:
+    """What this process did so far, as a run document; looking initialises no device."""
     from emutpu import _settings
 
     chip = _settings.settings().chip

@@ -53,8 +53,8 @@ def _cost(found: Estimate) -> ModelledCost:
     between = sum(each.dcn for each in found.collectives)
     return ModelledCost(
         seconds=found.expected_seconds,
-        flops=found.flops,
-        hbm_bytes=found.hbm_bytes,
+        flops=found.executed_flops,
+        hbm_bytes=found.executed_bytes,
         error_bar=max(high, 1 / low) - 1,
         bound=found.bound,
         units=(

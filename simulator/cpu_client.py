@@ -53,7 +53,7 @@ def _launcher(loaded: Any, info: ModuleInfo, sharding: Any) -> Launch:
 
     def launch(arguments: Sequence[Any]) -> Sequence[Any]:
         try:
-            return run(arguments).consume_with_handlers(handlers)  # type: ignore[no-any-return]
+            return run(arguments).consume_with_handlers(handlers)  # type: ignore[no-any-return]  # untyped jaxlib
         except _ERRORS as error:
             return failed(error, arguments)
 

@@ -16,6 +16,7 @@ from emutpu.backend.compile.asynchronous import submit
 from emutpu.backend.compile.observe import debug_of, note_recompile, record
 from emutpu.backend.compile.passes import before_autograd, mark_activation_checkpoints
 from emutpu.backend.compile.settings import CompileSettings, parse
+from emutpu.backend.dynamism.program import BoundedGraph, bounded_graph, has_symbols
 from emutpu.backend.quirks import reproduces
 from emutpu.backend.storage import DEVICE
 
@@ -71,7 +72,7 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
     before_autograd(module)
     name = settings.name or f"graph_{next(_graphs)}"
     compiler = aot_autograd(
-        fw_compiler=functools.partial(_compile_forward, settings, f"{name}_fwd"),
+        fw_compiler=functools.partial(_compile_forward, settings, f"{name}_fwd", training=True),
         bw_compiler=functools.partial(_compile_backward, settings, f"{name}_bwd"),
         inference_compiler=functools.partial(_compile_forward, settings, f"{name}_fwd"),
         partition_fn=min_cut_rematerialization_partition,
@@ -92,24 +93,32 @@ def _guard_offsets(module: fx.GraphModule) -> None:
             install_guard(source.make_guard(GuardBuilder.EQUALS_MATCH))
 
 
-def _compile(settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+def _compile(
+    settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any], *, training: bool = False
+) -> CompiledGraph | BoundedGraph:
+    def note(compiled: CompiledGraph) -> None:
+        record(compiled)
+        if settings.debug_callback is not None:
+            settings.debug_callback(debug_of(compiled, serializable=settings.serializable))
+
+    if has_symbols(module):
+        return bounded_graph(settings, name, module, training=training, note=note)
     compiled = compile_graph(module, name)
-    record(compiled)
-    if settings.debug_callback is not None:
-        settings.debug_callback(debug_of(compiled, serializable=settings.serializable))
+    note(compiled)
     return compiled
 
 
 def _compile_forward(
-    settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any]
-) -> CompiledGraph:
-    if settings.async_compile:
+    settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any], *, training: bool = False
+) -> CompiledGraph | BoundedGraph:
+    if settings.async_compile and not has_symbols(module):  # a bounded graph is built for bounds, at its first call
         submit(module, name)
-    return _compile(settings, name, module, inputs)
+    return _compile(settings, name, module, inputs, training=training)
 
 
 def _compile_backward(
     settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any]
-) -> CompiledGraph:
-    mark_activation_checkpoints(module.graph)
+) -> CompiledGraph | BoundedGraph:
+    if not has_symbols(module):  # a bounded graph is written anew, op by op
+        mark_activation_checkpoints(module.graph)
     return _compile(settings, name, module, inputs)

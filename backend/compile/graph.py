@@ -120,7 +120,7 @@ def _ranks(node: fx.Node) -> int:
     from torch.distributed import distributed_c10d
 
     names = [value for value in node.args if isinstance(value, str)]
-    return distributed_c10d._get_group_size_by_name(names[-1]) if names else 0
+    return distributed_c10d._get_group_size_by_name(distributed_c10d.GroupName(names[-1])) if names else 0
 
 
 def _mutates(node: fx.Node) -> bool:

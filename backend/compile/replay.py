@@ -294,7 +294,7 @@ class _Replay:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda given: self.values[given])
         try:
             self.values[node] = self._call(node, args, kwargs)
-        except Exception as error:
+        except Exception as error:  # any: it is told of its line and raised again
             if isinstance(error, RuntimeError) and NO_CONTENTS in str(error):
                 raise NeedsContents(node) from error
             origin = node_origin(node)

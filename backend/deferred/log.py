@@ -178,7 +178,7 @@ class _Log:
         self.observer: Observer | None = None
         self._ring: deque[Execution] = deque(maxlen=_LENGTH)
         self._counts: dict[str, list[int]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def add(self, execution: Execution) -> None:
         """Note a launch."""

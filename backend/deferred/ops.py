@@ -22,9 +22,11 @@ from emutpu.backend.rng import advanced
 from emutpu.backend.runtime import runtime
 from emutpu.backend.strict import Entry, OpModule, Record, Signature, Take
 
-__all__ = ["HOOKS", "DeferredOp", "deferred_entry"]
+__all__ = ["HOOKS", "Collective", "DeferredOp", "deferred_entry", "repeat_number"]
 
+Collective = Callable[[Sequence[Buffer]], Sequence[Buffer]]
 _STATE = layout_of((3,), torch.uint64)
+_ALIVE = tuple(b"\1" * count for count in range(64))  # marks of new values
 
 
 class DeferredOp:
@@ -35,9 +37,11 @@ class DeferredOp:
     ``emit``       emits it into a builder, as :meth:`OpModule.emit`; ``precision`` of its dots.
     ``undefined``  how many of its results are undefined: the device gives empty ones.
     ``repeat``     what the repeated-op rule compares; 0 for a view, which it does not count.
+    ``collective`` takes part with other ranks: it is always done, alone and in order, by this function on its operands.
     """
 
     __slots__ = (
+        "collective",
         "dimensions",
         "draws",
         "emit",
@@ -66,6 +70,7 @@ class DeferredOp:
         repeat: int | None = None,
         flushes: bool = False,
         undefined: int = 0,
+        collective: Collective | None = None,
     ) -> None:
         self.name = name
         self.emit = emit
@@ -78,6 +83,7 @@ class DeferredOp:
         self.repeat = next(_numbers) if repeat is None else repeat
         self.flushes = flushes
         self.undefined = undefined
+        self.collective = collective
 
     def operands(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Dims and dtypes of what the op reads, in order. Emits it to find out: for reports."""
@@ -95,29 +101,39 @@ class DeferredOp:
         """Append the op to the calling thread's queue; gives its values, pending."""
         queue = LOCAL.state.queue or current_queue()
         with queue.lock:
-            batch = queue.batch
-            event: list[Any] = [self]
-            index = batch.index
-            value: Any
-            for value in values:
-                if value.__class__ is Pending:
-                    if value.batch is batch:
-                        event.append(value.slot)
-                        continue
-                    value = value.settled()
-                slot = index.get(id(value))
-                event.append(batch.add_input(value) if slot is None else slot)
-            recorded = tuple(event)
-            state = batch.state
-            batch.state = state.next.get(recorded) or state.extend(recorded)
-            batch.origins.append(origin)
-            marks = batch.marks
-            made = []
-            for layout in self.layouts:
-                pending = Pending(batch, len(marks), layout)
-                marks.append(1)
-                batch.references.append(ref(pending))
-                made.append(pending)
+            while True:
+                # Whatever allocates or calls may run a finalizer or a signal's handler, which may use the device too.
+                batch = queue.batch
+                before = batch.state
+                event: list[Any] = [self]
+                index = batch.index
+                value: Any
+                for value in values:
+                    if value.__class__ is Pending:
+                        if value.batch is batch:
+                            event.append(value.slot)
+                            continue
+                        value = value.settled()
+                    slot = index.get(id(value))
+                    event.append(batch.add_input(value) if slot is None else slot)
+                recorded = tuple(event)
+                after = before.next.get(recorded) or before.extend(recorded)
+                made = [Pending(batch, layout) for layout in self.layouts]
+                references = [ref(pending) for pending in made]
+                count = len(made)
+                issued, alive = [origin], _ALIVE[count] if count < 64 else b"\1" * count
+                origins, marks, known = batch.origins, batch.marks, batch.references
+                slot = len(marks)
+                # From here to the break nothing is called and nothing is allocated: either all of it happens or nothing.
+                if batch.state is before and queue.batch is batch:
+                    batch.state = after
+                    origins += issued
+                    marks += alive
+                    known += references
+                    break
+            for pending in made:
+                pending.slot = slot
+                slot += 1
             if self.flushes:
                 queue.leave()
             elif self.repeat and queue.detector.push(self.repeat):
@@ -156,6 +172,11 @@ def _state_update(steps: int) -> DeferredOp:
 _repeat_numbers: dict[str, int] = {}
 
 
+def repeat_number(text: str) -> int:
+    """What the repeated-op rule compares of an op that ``text`` describes."""
+    return _repeat_numbers.get(text) or _repeat_numbers.setdefault(text, next(_numbers))
+
+
 def deferred_entry(signature: Signature, options: Options, values: tuple[Any, ...]) -> Entry:
     """The entry of an op that is recorded. Raises what PyTorch's meta kernel, or the lowering, raises for it."""
     by_name = dict(zip((a.name for a in signature.schema.arguments), values, strict=True))
@@ -179,7 +200,7 @@ def deferred_entry(signature: Signature, options: Options, values: tuple[Any, ..
         parts=parts,
         precision=None if precision is None else precision.name,
         draws=module.draws if signature.row.draws else 0,
-        repeat=_repeat_numbers.setdefault(text, len(_repeat_numbers) + 1) if counts else 0,
+        repeat=repeat_number(text) if counts else 0,
         flushes=options.flushes,
         undefined=wraps.count(None),
     )

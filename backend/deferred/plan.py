@@ -59,15 +59,17 @@ class _Recorded:
 def make_plan(state: State, marks: bytes, *, whole: bool) -> Plan:
     """Decide for the batch that ended in ``state``; ``whole`` forbids cuts (an aggressive heuristic)."""
     recorded = _recorded(state.events())
-    live = [any(marks[v] for v in node.values) for node in recorded]
+    live = [node.op.collective is not None or any(marks[v] for v in node.values) for node in recorded]
     needed, last_use = _needed(recorded, live)
+    order = sorted(needed)
     cuts = _cuts(live, needed, last_use)
     outputs = {k for k in needed if live[k]}
-    if whole or cuts == outputs:
-        pieces = [sorted(needed)] if needed else []
-    else:
+    ends = _beside_collectives(recorded, order)
+    if not whole and cuts != outputs:
         outputs = cuts
-        pieces = _cut(sorted(needed), cuts)
+        ends |= cuts
+    pieces = _cut(order, ends)
+    outputs |= {k for piece in pieces for k in piece if last_use.get(k, -1) > piece[-1]}
     steps = tuple(_step(recorded, piece, outputs, marks) for piece in pieces)
     return Plan(steps, len(recorded) - len(needed))
 
@@ -120,15 +122,22 @@ def _cuts(live: Sequence[bool], needed: set[int], last_use: dict[int, int]) -> s
     return cuts
 
 
-def _cut(nodes: Sequence[int], cuts: set[int]) -> list[list[int]]:
+def _beside_collectives(recorded: Sequence[_Recorded], order: Sequence[int]) -> set[int]:
+    """Where the list is cut because a collective comes, or has just come."""
+    found: set[int] = set()
+    for before, k in zip([-1, *order], order, strict=False):
+        if recorded[k].op.collective is not None:
+            found |= {before, k}
+    return found
+
+
+def _cut(nodes: Sequence[int], ends: set[int]) -> list[list[int]]:
     pieces: list[list[int]] = [[]]
     for k in nodes:
         pieces[-1].append(k)
-        if k in cuts:
+        if k in ends:
             pieces.append([])
-    if pieces.pop():
-        raise AssertionError("the last needed op is live, so nothing can follow the last cut")
-    return pieces
+    return [piece for piece in pieces if piece]
 
 
 def _step(recorded: Sequence[_Recorded], piece: Sequence[int], outputs: set[int], marks: bytes) -> Step:

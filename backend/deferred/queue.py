@@ -78,20 +78,42 @@ class Queue:
     def _do(self, reason: str, *, whole: bool) -> bool:
         """Whether anything was to be done."""
         with self.lock:
-            batch = self.batch
-            if not batch.origins:
+            if not self.batch.origins:
                 return False
-            self.batch = Batch(self, TRACES.root)
-            marks = bytes(batch.marks)
-            state = batch.state
-            plan = state.plans.get((marks, whole)) if state.epoch == TRACES.epoch else None
-            if plan is None:
-                plan = make_plan(state, marks, whole=whole)
-                if runtime().cache.allow:
-                    state.plans[marks, whole] = plan
-            if plan.steps:
-                _Run(batch, plan, reason).run()
+            fresh = Batch(self, TRACES.root)
+            batch = self.batch
+            self.batch = fresh
+            try:
+                plan = self._plan(batch, whole=whole)
+                if plan.steps:
+                    _Run(batch, plan, reason).run()
+            except Exception as error:
+                batch.fail(error)
+                raise
+            except BaseException as interruption:
+                batch.fail(_interrupted(interruption, reason))
+                raise
+            batch.references = []
             return bool(plan.steps)
+
+    @staticmethod
+    def _plan(batch: Batch, *, whole: bool) -> Plan:
+        """The plan for what of the batch is live, from the trace where it was made before."""
+        marks = bytes(batch.marks)
+        state = batch.state
+        plan = state.plans.get((marks, whole)) if state.epoch == TRACES.epoch else None
+        if plan is None:
+            plan = make_plan(state, marks, whole=whole)
+            if runtime().cache.allow:
+                state.plans[marks, whole] = plan
+        return plan
+
+
+def _interrupted(interruption: BaseException, reason: str) -> RuntimeError:
+    return RuntimeError(
+        f"the value was never computed: {type(interruption).__name__} interrupted its computation, which was "
+        f"materialized by {reason} at {describe(*capture())}. Run the code that makes it again"
+    )
 
 
 class _Run:
@@ -117,9 +139,6 @@ class _Run:
                 if problem is not None:
                     failure = failure or problem
                     self.failures |= dict.fromkeys(step.outputs, problem)
-        except BaseException as interruption:
-            failure = interruption
-            raise
         finally:
             self._settle(failure)
         if failure is not None:
@@ -134,13 +153,19 @@ class _Run:
         batch, values = self.batch, self.values
         tier, seconds = 1, 0.0
         executable = step.region.executables.get(self.options)
+        collective = step.region.key.nodes[0].op.collective
         try:
-            if executable is None:
-                key, acquired = step.region.acquire(self.options, [batch.origins[k] for k in step.nodes])
-                executable = key, acquired.executable
-                tier, seconds = acquired.tier, acquired.seconds
             arguments = [batch.inputs[~i] if i < 0 else values[i] for i in step.inputs]
-            results = executable[1].launch(arguments)
+            if collective is not None:
+                key = step.region.logical_key(self.options)
+                results = collective(arguments)
+            else:
+                if executable is None:
+                    key, acquired = step.region.acquire(self.options, [batch.origins[k] for k in step.nodes])
+                    executable = key, acquired.executable
+                    tier, seconds = acquired.tier, acquired.seconds
+                key = executable[0]
+                results = executable[1].launch(arguments)
         except PjrtError as error:
             return region_failure(error, self._culprit(step), self.trigger)
         except Exception as error:  # noqa: BLE001  # kept for every value that it concerns, and raised by run()
@@ -151,7 +176,7 @@ class _Run:
             if buffer.__class__ is ErrorBuffer:
                 self._blame(step, buffer)
         runtime().region_launches += 1
-        execution = Execution(batch.origins, step, self.reason, self.trigger, executable[0], tier, seconds)
+        execution = Execution(batch.origins, step, self.reason, self.trigger, key, tier, seconds)
         LOG.add(execution)
         if LOG.observer is not None:
             LOG.observer.launched(execution, arguments, results)
@@ -168,7 +193,7 @@ class _Run:
                 pending.buffer = self.values.get(slot)
                 if pending.buffer is None:
                     pending.failure = self.failures.get(slot) or failure
-        self.batch.inputs, self.batch.index, self.batch.references = [], {}, []
+        self.batch.inputs, self.batch.index = [], {}
 
     def _culprit(self, step: Step) -> Origin:
         """Which op of a region that failed it was: each is tried alone, with the region's own inputs."""
@@ -196,7 +221,7 @@ class _Run:
 
 TRACES = Traces()
 _queues: dict[int, Queue] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer or a signal handler may come in
 
 
 def queue_of(stream: int) -> Queue:

@@ -160,7 +160,7 @@ class Region:
             try:
                 taking = _Taking(builder, operands, inputs, values, constants, self.key.donated)
                 made = op.emit(builder, taking.take)
-            except Exception as error:
+            except Exception as error:  # any: it is told of its line and raised again
                 if origin is not None:
                     error.add_note(f"  {op.name} issued at {describe(*origin[1:])}")
                 raise
@@ -215,7 +215,7 @@ def _canonical(options: Options) -> str:
 
 
 _regions: dict[RegionKey, Region] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer or a signal handler may come in
 
 
 def region(key: RegionKey) -> Region:

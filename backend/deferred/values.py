@@ -29,6 +29,11 @@ NO_CONTENTS = (
     "appear in compiled mode, which should never try to materialize tensors."
 )
 
+BEING_COMPUTED = (
+    "the tensor's value is being computed by this thread: a finalizer or a signal's handler that interrupts it cannot read "
+    "the value. Let it set a flag, and read the value later"
+)
+
 
 class Batch:
     """The ops recorded since the last materialisation of a queue.
@@ -51,28 +56,42 @@ class Batch:
 
     def add_input(self, value: Buffer) -> int:
         """Number a buffer that no op of this batch has read yet."""
-        slot = self.index[id(value)] = ~len(self.inputs)
-        self.inputs.append(value)
+        inputs = self.inputs
+        while True:
+            slot = ~len(inputs)
+            inputs.append(value)
+            if inputs[~slot] is value:  # else a finalizer or a signal's handler came between
+                break
+        self.index[id(value)] = slot
         return slot
+
+    def fail(self, error: BaseException) -> None:
+        """Let every value that was not computed raise ``error`` when it is read."""
+        for reference in self.references:
+            pending = reference()
+            if pending is not None and pending.buffer is None and pending.failure is None:
+                pending.failure = error
 
 
 class Pending:
-    """A value in place of a buffer. ``slot`` is its number in ``batch``; ``buffer`` is set once it is computed.
+    """A value in place of a buffer. ``slot`` is its number in ``batch``, -1 until its op is on the list;
+    ``buffer`` is set once it is computed.
 
     ``failure`` holds the exception of the materialisation that should have computed it: every read raises it.
     """
 
     __slots__ = ("__weakref__", "batch", "buffer", "failure", "layout", "slot")
 
-    def __init__(self, batch: Batch, slot: int, layout: Layout) -> None:
+    def __init__(self, batch: Batch, layout: Layout) -> None:
         self.batch = batch
-        self.slot = slot
+        self.slot = -1
         self.layout = layout
         self.buffer: Buffer | None = None
         self.failure: BaseException | None = None
 
     def __del__(self) -> None:
-        self.batch.marks[self.slot] = 0
+        if self.slot >= 0:
+            self.batch.marks[self.slot] = 0
 
     def settled(self) -> Buffer:
         """The computed buffer. Raises what kept it from being computed."""
@@ -80,7 +99,7 @@ class Pending:
             return self.buffer
         failure = self.failure
         if failure is None:
-            raise AssertionError("a value of another batch is still pending")
+            raise RuntimeError(BEING_COMPUTED)
         raise failure
 
     def materialize(self, reason: str) -> Buffer:

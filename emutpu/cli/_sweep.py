@@ -144,7 +144,7 @@ def _on_cpu(compute: Callable[[], Any]) -> tuple[Any, bool]:
     with _Watch() as watch:
         try:
             return compute(), not watch.undetermined
-        except Exception as error:
+        except Exception as error:  # any: what the CPU refuses, in whatever way, is no finding about the device
             raise _NotOnCpu from error
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 from typing import Literal, get_args
 
 from emutpu.simulator.chips import Chip
 
 from . import collectives, memory, work
-from .causal import masked_flops
+from .causal import UNSEEN, masked_flops
 from .control import trips
 from .graph import Graph, Node, read
 from .kernels import PRODUCTS, Kernel, fuse
@@ -34,11 +36,15 @@ _UNTIMED = frozenset(
         "cholesky",
         "triangular_solve",
         "custom_call",
+        "online_softmax",
         *_CONTROL,
     }
 )
+_BY_INDEX = operator.attrgetter("index")
 _SMALL = 1024  # elements of a result that never bounds anything
-_STREAMED = 4  # the compiler counts a fetch into VMEM as four transfers: both ends of its start and of its end
+_STREAMED = (
+    4  # the compiler counts a copy between HBM and VMEM as four transfers: both ends of its start and of its end
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,8 +77,10 @@ class Collective:
 class Estimate:
     """What the model says of one launch; seconds and bytes are of one device. All figures are modelled, none measured.
 
-    ``hbm_bytes`` and ``roofline_seconds`` follow the compiler's accounting (every operand and result of every kernel,
-    fetches into VMEM four times); ``masked_flops`` are those of ``flops`` that a causal mask discards;
+    ``flops``, ``transcendentals``, ``hbm_bytes``, ``cycles`` and ``roofline_seconds`` follow the compiler's accounting: every
+    operand and result of every kernel, fetches into VMEM four times, the body of a loop once, no flops of its own calls.
+    ``executed_flops`` are all that run, ``executed_bytes`` those that cross the HBM bus, loops as often as they turn;
+    ``masked_flops`` are those of ``executed_flops`` that masks of attention discard, NaN where a mask is not in the module;
     ``expected_seconds`` applies measured efficiencies, and ``error_bar`` holds the
     factors between which the truth is expected. ``peak`` names the rate that bounds, ``bound`` the unit.
     """
@@ -98,6 +106,8 @@ class Estimate:
     assumptions: tuple[str, ...]
     error_bar: tuple[float, float]
     masked_flops: float = 0.0
+    executed_flops: float = 0.0
+    executed_bytes: float = 0.0
 
 
 def estimate(module: bytes | str, chip: Chip, level: Level = "compiled") -> Estimate:
@@ -129,11 +139,7 @@ class Model:
         graph = simplify(graph, vector_products=self.rates.vector_products, result_copies=not inner)
         return self.cost(
             graph,
-            [
-                kernel
-                for kernel in fuse(graph, chains=self.rates.chains)
-                if not memory.is_bitcast(kernel, graph.outputs)
-            ],
+            [kernel for kernel in fuse(graph, self.rates) if not memory.is_bitcast(kernel, graph.outputs)],
         )
 
     def cost(self, graph: Graph, kernels: list[Kernel]) -> Estimate:
@@ -153,7 +159,10 @@ class Model:
                 self.assume("while: the number of iterations is not known here; counted once")
                 count = 1
             else:
-                self.assume(f"while: {count} iterations counted; the compiler's own estimate counts a body once")
+                self.assume(
+                    f"while: {count} iterations expected and executed; flops, hbm_bytes, cycles and roofline_seconds count "
+                    f"its body once, as the compiler does"
+                )
             return self._inner().run(node.bodies[1], inner=True), count
         branches = [self._inner().run(body, inner=True) for body in node.bodies]
         self.assume(f"{node.op}: its most expensive branch is counted")
@@ -167,38 +176,56 @@ class Model:
             return place(kernels, [], outputs, 0, [0.0] * len(kernels), [])
         seconds = [each.total / self.rates.clock for each in spent]
         capacity = int(self.rates.vmem * self.rates.vmem_share)
-        return place(kernels, graph.arguments, outputs, capacity, seconds, [self.rates.bandwidth])
+        return place(
+            kernels,
+            graph.arguments,
+            outputs,
+            capacity,
+            seconds,
+            [self.rates.bandwidth],
+            shared=not self.rates.megacore,
+        )
 
     def _traffic(self, kernel: Kernel, outputs: set[int]) -> memory.Traffic:
         around = copies(kernel, outputs, self.rates)
         read_bytes = sum(memory.read_bytes(kernel, value) for value in kernel.reads)
-        if kernel.rows:
-            read_bytes *= 2
-        return memory.Traffic(read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels)
+        read_bytes += sum(value.spec.padded for value in kernel.repeated)
+        return memory.Traffic(
+            read_bytes + around.grown, memory.result_bytes(kernel), around.copied, around.kernels, around.timed
+        )
 
     def _part(self, kernel: Kernel, moved: memory.Traffic, spent: Cycles, placement: Placement) -> _Part:
-        flops = transcendentals = 0.0
-        for member in kernel.members.values():
-            self._known(member)
-            flops += work.flops(member)
-            transcendentals += work.transcendentals(member)
+        members = kernel.members.values()
+        extra = executed = transcendentals = 0.0
+        for member in members:
+            op = member.op
+            if op not in _MODELLED:
+                self._unknown(member)
+            executed += work.flops(member)
+            if op in work.WITH_TRANSCENDENTALS:
+                transcendentals += work.transcendentals(member)
         if not self.rates.native_bf16 and kernel.kind in ("loop", "reduce"):
-            flops += work.conversions(kernel.members.values(), kernel.roots)
+            extra += work.conversions(members, kernel.roots)
+            extra += sum(value.spec.size for value in kernel.repeated if value.spec.dtype == "bf16")
+        if kernel.again is not None and id(kernel.again) in kernel.members:
+            extra += work.flops(kernel.again)
         if kernel.softmax and self.rates.recomputes_scores:
-            flops += sum(work.flops(m) for m in kernel.members.values() if m.op == "dot_general")
+            extra += sum(work.flops(m) for m in members if m.op == "dot_general")
+        own_way = kernel.rows or kernel.kind == "online_softmax"
+        flops = extra + (work.counted_flops(members) if own_way else executed)
         inside = sum(v.spec.padded for v in kernel.reads if id(v) in placement.resident)
         kept = sum(v.spec.padded for v in kernel.roots if id(v) in placement.resident)
         moved.hbm = max(0, moved.counted - inside - kept)
         moved.to_hbm = any(v.spec.size > _SMALL and id(v) not in placement.resident for v in kernel.roots)
         if kernel.kind in PRODUCTS:  # their results take less time to VMEM
             spent = cycles(kernel, moved, self.rates)
+        if kernel.kind == "online_softmax":
+            moved.read = moved.written = 0  # the compiler counts nothing of its own calls
         own = (moved.counted - moved.copied) / self.rates.bandwidth
         seconds = max(flops / self.rates.peak, own) + moved.copied / self.rates.bandwidth
-        return _Part(flops, transcendentals, moved, spent, seconds)
+        return _Part(flops, executed + extra, transcendentals, moved, spent, seconds)
 
-    def _known(self, node: Node) -> None:
-        if node.op in ELEMENTWISE or node.op in FREE or node.op in MOVEMENT or node.op in _KNOWN:
-            return
+    def _unknown(self, node: Node) -> None:
         name = f"{node.op} {node.attrs[0]}" if node.op == "custom_call" else node.op
         self.assume(f"{name}: not modelled; counted as reading its operands and writing its results once")
 
@@ -211,21 +238,24 @@ class Model:
                 found.append(Collective(kernel.key.op, size, devices, taken.seconds, taken.dcn, taken.received))
                 self.assume(collectives.ASSUMPTION)
         fusions, hbm_bytes, roofline, mxu, vpu, hbm, total_cycles = [], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        crossed = 0.0
         expected_seconds = self.expected.launch_seconds
         inner = [self._control(kernel.key) for kernel in kernels if kernel.kind in _CONTROL]
-        for kernel, part, fetched in zip(kernels, parts, placement.fetched, strict=True):
+        for kernel, part, fetched, stored in zip(kernels, parts, placement.fetched, placement.stored, strict=True):
             if kernel.kind in _CONTROL:
                 continue
             if kernel.kind in _UNTIMED:
                 self.assume(f"cycles: the compiler's count has none for {kernel.kind}; expected_seconds has its time")
-            counted = part.moved.counted + _STREAMED * fetched
-            seconds = part.roofline + _STREAMED * fetched / self.rates.bandwidth
+            streamed = _STREAMED * (fetched + stored)
+            counted = part.moved.counted + streamed
+            seconds = part.roofline + streamed / self.rates.bandwidth
             matrix = part.cycles.mxu / self.rates.clock
             scheduled = matrix * (self.rates.eager if self.level == "eager" else 1.0)
-            traffic = part.moved.hbm + fetched
+            traffic = part.moved.hbm + fetched + stored
             mxu += scheduled
             vpu += part.cycles.vpu / self.rates.clock
             hbm += traffic / self.rates.bandwidth
+            crossed += traffic
             hbm_bytes += counted
             roofline += seconds
             total_cycles += (part.cycles.copies if kernel.kind in _UNTIMED else part.cycles.total) + (
@@ -238,11 +268,14 @@ class Model:
                 traffic / self.rates.bandwidth / self.expected.bandwidth_efficiency,
                 part.cycles.vpu / self.rates.clock,
             )
-            ordered = sorted((m for m in kernel.members.values() if m.op not in FREE), key=lambda member: member.index)
-            ops = tuple(member.name for member in ordered) or (kernel.key.name,)
+            ordered = sorted([m for m in kernel.members.values() if m.op not in FREE], key=_BY_INDEX)
+            ops = tuple([member.name for member in ordered]) or (kernel.key.name,)
             fusions.append(
                 FusionCost(ops, part.flops, counted, seconds, _unit(kernel, part, self.rates), part.cycles.total)
             )
+        masked = masked_flops(graph)
+        if math.isnan(masked):
+            self.assume(UNSEEN)
         own = _Totals(
             sum(part.flops for part in parts),
             sum(part.transcendentals for part in parts),
@@ -254,7 +287,9 @@ class Model:
             vpu,
             hbm,
             sum(c.seconds for c in found),
-            masked_flops(graph),
+            masked,
+            sum(part.executed for part in parts),
+            crossed,
         )
         for estimate_, count in inner:
             own = own.plus(estimate_, count)
@@ -296,6 +331,8 @@ class Model:
             assumptions=tuple(self.assumptions),
             error_bar=(self.expected.low, self.expected.high),
             masked_flops=own.masked,
+            executed_flops=own.executed,
+            executed_bytes=own.crossed,
         )
 
 
@@ -312,27 +349,36 @@ class _Totals:
     hbm: float
     ici: float
     masked: float
+    executed: float
+    crossed: float
 
     def plus(self, inner: Estimate, count: int) -> _Totals:
-        """With what ``count`` runs of ``inner`` add; its collectives are in its seconds already."""
+        """With what ``count`` runs of ``inner`` add; its collectives are in its seconds already.
+
+        The compiler's accounting has a body once, whatever the count, and none of its cycles.
+        """
+        once = min(count, 1)
         return _Totals(
-            self.flops + count * inner.flops,
-            self.transcendentals + count * inner.transcendentals,
-            self.hbm_bytes + count * inner.hbm_bytes,
-            self.cycles + count * inner.cycles,
-            self.roofline + count * (inner.roofline_seconds - inner.ici_seconds),
+            self.flops + once * inner.flops,
+            self.transcendentals + once * inner.transcendentals,
+            self.hbm_bytes + once * inner.hbm_bytes,
+            self.cycles,
+            self.roofline + once * (inner.roofline_seconds - inner.ici_seconds),
             self.expected + count * (inner.expected_seconds - inner.ici_seconds),
             self.mxu + count * inner.mxu_seconds,
             self.vpu + count * inner.vpu_seconds,
             self.hbm + count * inner.hbm_seconds,
             self.ici + count * inner.ici_seconds,
             self.masked + count * inner.masked_flops,
+            self.executed + count * inner.executed_flops,
+            self.crossed + count * inner.executed_bytes,
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Part:
     flops: float
+    executed: float
     transcendentals: float
     moved: memory.Traffic
     cycles: Cycles
@@ -343,12 +389,14 @@ def _unit(kernel: Kernel, part: _Part, chip: Rates) -> str:
     if kernel.kind in COLLECTIVES:
         return "ici"
     hbm = part.moved.hbm / chip.bandwidth * chip.clock
-    units = {"mxu": part.cycles.mxu, "vpu": part.cycles.vpu, "hbm": hbm}
-    return max(units, key=lambda name: units[name])
+    mxu, vpu = part.cycles.mxu, part.cycles.vpu
+    if mxu >= vpu and mxu >= hbm:
+        return "mxu"
+    return "vpu" if vpu >= hbm else "hbm"
 
 
-_KNOWN = frozenset(
-    {"parameter", "result", "dot_general", "dot", "vector_product", "convolution", "reduce", "reduce_window", "gather",
+_MODELLED = ELEMENTWISE | FREE | MOVEMENT | frozenset(
+    {"parameter", "result", "dot_general", "dot", "online_softmax", "vector_product", "convolution", "reduce", "reduce_window", "gather",
      "scatter", "sort", "top_k", "dynamic_update_slice", "select_and_scatter", "fft", "triangular_solve", "cholesky",
      "rng", "rng_bit_generator", "while", "case", "if", *COLLECTIVES}
 )  # fmt: skip

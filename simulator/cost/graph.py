@@ -26,6 +26,7 @@ BITS = {
     "f4E2M1FN": 4, "f8E4M3FN": 8, "f8E4M3": 8, "f8E3M4": 8, "f8E5M2": 8, "f8E4M3B11FNUZ": 8, "f8E4M3FNUZ": 8,
     "f8E5M2FNUZ": 8, "f8E8M0FNU": 8,
 }  # fmt: skip
+_PLAIN_BODY = 2  # operations: the one that combines two arguments, and the return
 _MAX_DEPTH = 64
 
 
@@ -130,6 +131,7 @@ class _Reader:
     def __init__(self, functions: dict[str, Any]) -> None:
         self._functions = functions
         self._specs: dict[Any, Spec] = {}
+        self._bodies: dict[Any, Graph] = {}
         self.operations = 0
 
     def spec(self, kind: Any) -> Spec:
@@ -149,13 +151,19 @@ class _Reader:
         return Spec.of(kind.shape, str(kind.element_type))
 
     def block(
-        self, block: Any, arguments: Sequence[Node], nodes: list[Node], known: dict[Any, Node], depth: int
+        self,
+        block: Any,
+        arguments: Sequence[Node],
+        nodes: list[Node],
+        known: dict[Any, Node],
+        depth: int,
+        shared: dict[Any, Node] | None = None,
     ) -> list[Node]:
-        """Append the block's nodes; returns what its terminator returns."""
+        """Append the block's nodes; returns what its terminator returns. ``shared`` are the expressions of the caller."""
         if depth > _MAX_DEPTH:
             raise InvalidArgument("the module's calls or regions nest too deeply (or recur)")
         values: dict[Any, Node] = dict(zip(block.arguments, arguments, strict=True))
-        shared: dict[Any, Node] = {}
+        shared = {} if shared is None else shared
         outputs: list[Node] = []
         for operation in block.operations:
             operation = operation.operation
@@ -173,7 +181,7 @@ class _Reader:
                 if callee not in self._functions:
                     raise InvalidArgument(f"{name} calls {callee!r}, which the module does not define")
                 inner = self._functions[callee].regions[0].blocks[0]
-                results = self.block(inner, inputs, nodes, {}, depth + 1)
+                results = self.block(inner, inputs, nodes, {}, depth + 1, shared)
             else:
                 around = {**known, **values} if name in _CAPTURING else known
                 results = self._operation(operation, name, inputs, nodes, shared, around, depth)
@@ -204,7 +212,7 @@ class _Reader:
             node = Node(op, inputs, specs[0], attrs)
             key = (op, *map(id, inputs), attrs, id(specs[0])) if op not in _IMPURE else None
         else:
-            return self._complex(operation, op, inputs, specs, attrs, nodes, known, depth)
+            return self._complex(operation, op, inputs, specs, attrs, nodes, shared, known, depth)
         if key is not None:
             found = shared.get(key)
             if found is not None:
@@ -221,6 +229,7 @@ class _Reader:
         specs: list[Spec],
         attrs: tuple[Any, ...],
         nodes: list[Node],
+        shared: dict[Any, Node],
         known: dict[Any, Node],
         depth: int,
     ) -> list[Node]:
@@ -228,7 +237,13 @@ class _Reader:
         first = specs[0] if specs else _TOKEN
         node = Node(op, inputs, first, attrs)
         node.specs = tuple(specs)
-        node.bodies = tuple(self._region(region, operation.name, known, depth) for region in operation.regions)
+        if op == "reduce" and len(specs) == 1 and (plain := self._plain_body(operation, attrs[1])) is not None:
+            node.bodies = (plain,)
+            same = shared.setdefault((op, *map(id, inputs), attrs, id(first)), node)
+            if same is not node:
+                return [same]
+        else:
+            node.bodies = tuple(self._region(region, operation.name, known, depth) for region in operation.regions)
         nodes.append(node)
         if len(specs) == 1:
             return [node]
@@ -238,6 +253,18 @@ class _Reader:
             nodes.append(part)
             picked.append(part)
         return picked
+
+    def _plain_body(self, operation: Any, name: str) -> Graph | None:
+        """The body of a reduction by the one operation ``name``, read once for each type; None for any other body."""
+        block = operation.regions[0].blocks[0]
+        if len(block.operations) != _PLAIN_BODY:
+            return None
+        kind = block.arguments[0].type
+        found = self._bodies.get((name, kind))
+        if found is None:
+            found = self._bodies[name, kind] = self._region(operation.regions[0], operation.name, {}, 0)
+        self.operations += _PLAIN_BODY
+        return found
 
     def _region(self, region: Any, name: str, known: dict[Any, Node], depth: int) -> Graph:
         if not len(region.blocks):

@@ -10,11 +10,15 @@ from __future__ import annotations
 import dataclasses
 
 from .graph import Graph, Node, Spec
+from .rates import Rates
+from .simplify import link, reached
 from .tables import ELEMENTWISE, FREE, MOVEMENT, TRANSPARENT
+from .work import dot_shape, tree_reduction
 
 __all__ = ["PRODUCTS", "Kernel", "fuse", "kind_of"]
 
 _ROW_SOFTMAX = 8192  # longest row of scores that the compiler keeps inside the kernel of their product
+_LONG_ROW = 2048  # scores of a row that are computed again rather than kept, however deep their product is
 _CHAINED_BYTES = 16 << 20  # largest result that stays inside a kernel of two products
 _MAX_LEAVES = 8
 _MAX_MEMBERS = 256  # a producer is not duplicated into kernels that are this long already
@@ -36,7 +40,9 @@ class Kernel:
     reads: list[Node] = dataclasses.field(default_factory=list)
     softmax: bool = False  # a product whose rows are normalised in place
     chained: bool = False  # it computes the product that makes its operand too
-    rows: bool = False  # a whole softmax over rows, which reads its operand twice
+    rows: bool = False  # a whole softmax over rows
+    again: Node | None = None  # what it reads or computes once for the maximum and once for the rest
+    repeated: tuple[Node, ...] = ()  # operands that it reads again for that
 
     def add(self, node: Node) -> None:
         self.members[id(node)] = node
@@ -44,10 +50,12 @@ class Kernel:
     def find_reads(self) -> list[Node]:
         """What the kernel reads from memory, each value once. Scalars and splats are immediates."""
         found: dict[int, Node] = {}
-        for member in self.members.values():
+        members = self.members
+        for member in members.values():
             for source in member.inputs:
-                if id(source) not in self.members and source.value is None:
-                    found[id(source)] = source
+                key = id(source)
+                if key not in members and key not in found and source.value is None:
+                    found[key] = source
         return list(found.values())
 
     def __repr__(self) -> str:
@@ -98,16 +106,16 @@ def _narrow(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, chains: bool) -> None:
+    def __init__(self, graph: Graph, rates: Rates) -> None:
         self.graph = graph
-        self.chains = chains
+        self.chains, self.recomputing = rates.chains, rates.recomputes_scores
         self.rows = _row_softmaxes(graph)
         self.outputs = {id(node) for node in graph.outputs}
         self.homes: dict[int, list[Kernel]] = {}
         self.kernels: list[Kernel] = []
         self.leaves = _full_leaves(graph)
-        self.softmaxes = _softmaxes(graph)
-        self.pinned = {id(exponential) for exponential, _, _ in self.softmaxes}
+        self.softmaxes = _softmaxes(graph, rates.side if rates.recomputes_scores else 0)
+        self.pinned = {id(exponential) for exponential, _, _ in self.softmaxes} | _shared_after_shift(graph)
 
     def run(self) -> list[Kernel]:
         nodes = self.graph.nodes
@@ -128,12 +136,11 @@ class _Fuser:
         self.kernels.reverse()
         merged = _merge_epilogues(self.kernels, self.outputs)
         merged = _merge_softmaxes(merged, self.softmaxes)
-        merged = _merge_row_softmaxes(merged, self.rows)
-        if self.chains:
-            merged = _merge_chains(merged, self.outputs)
+        merged = _merge_row_softmaxes(merged, self.rows, recomputing=self.recomputing)
+        merged = _merge_chains(merged, self.outputs, narrow=self.chains)
         for kernel in merged:
             kernel.reads = kernel.find_reads()
-        return _narrow(_Joiner(merged).run(), self.outputs)
+        return _narrow(_Joiner(merged, self.outputs).run(), self.outputs)
 
     def _hosts(self, node: Node) -> list[Kernel]:
         """The kernels that take ``node``; none where it has to be written to memory."""
@@ -186,8 +193,12 @@ def _full_leaves(graph: Graph) -> dict[int, tuple[Node, ...]]:
 # --------------------------------------------------------------------------------------------------- softmax of a product
 
 
-def _softmaxes(graph: Graph) -> list[tuple[Node, Node, Node]]:
-    """(exponential, row maximum, product) of each softmax over the rows of a batched product."""
+def _softmaxes(graph: Graph, recomputing: int) -> list[tuple[Node, Node, Node]]:
+    """(exponential, row maximum, product) of each softmax over the rows of a batched product.
+
+    ``recomputing`` is the side of an MXU whose kernel would compute the product twice, 0 otherwise: it does so only where
+    that is cheap, at a depth below half the side, or rows are long.
+    """
     found = []
     for node in graph.nodes:
         if node.op != "exponential" or node.inputs[0].op != "subtract":
@@ -198,13 +209,21 @@ def _softmaxes(graph: Graph) -> list[tuple[Node, Node, Node]]:
             continue
         product = _product_behind(scores)
         row = maximum.inputs[0].spec.size // max(maximum.spec.size, 1)
+        if product is not None and row < _LONG_ROW and recomputing and 2 * dot_shape(product)[2] >= recomputing:
+            continue
         if product is not None and row <= _ROW_SOFTMAX and any(user.op == "reduce" for user in node.users):
             found.append((node, maximum, product))
     return found
 
 
+def _converted(node: Node) -> Node:
+    while node.op == "convert":
+        node = node.inputs[0]
+    return node
+
+
 def _skip(node: Node) -> Node:
-    while node.op in ("broadcast_in_dim", "reshape", "maximum", "optimization_barrier") and node.inputs:
+    while node.op in ("broadcast_in_dim", "reshape", "maximum", "optimization_barrier", "convert") and node.inputs:
         node = node.inputs[-1] if node.op == "maximum" else node.inputs[0]
     return node
 
@@ -256,10 +275,12 @@ def _row_softmaxes(graph: Graph) -> list[tuple[Node, Node, Node]]:
     """(maximum, sum, quotient) of each softmax over the last dimension of an array of three or more dimensions."""
     found = []
     for node in graph.nodes:
-        if node.op != "divide" or len(node.spec.shape) < 3 or node.inputs[0].op != "exponential":
+        if node.op != "divide" or len(node.spec.shape) < 3:
             continue
-        exponential, total = node.inputs[0], _skip(node.inputs[1])
-        if total.op != "reduce" or total.inputs[0] is not exponential or exponential.inputs[0].op != "subtract":
+        exponential, total = _converted(node.inputs[0]), _skip(node.inputs[1])
+        if exponential.op != "exponential" or total.op != "reduce" or _converted(total.inputs[0]) is not exponential:
+            continue
+        if exponential.inputs[0].op != "subtract":
             continue
         maximum = _skip(exponential.inputs[0].inputs[1])
         row = node.spec.shape[-1]
@@ -268,7 +289,9 @@ def _row_softmaxes(graph: Graph) -> list[tuple[Node, Node, Node]]:
     return found
 
 
-def _merge_row_softmaxes(kernels: list[Kernel], softmaxes: list[tuple[Node, Node, Node]]) -> list[Kernel]:
+def _merge_row_softmaxes(
+    kernels: list[Kernel], softmaxes: list[tuple[Node, Node, Node]], *, recomputing: bool
+) -> list[Kernel]:
     """Maximum, sum and quotient in one kernel, where each is a kernel of its own."""
     gone: set[int] = set()
     owner = {id(root): kernel for kernel in kernels for root in kernel.roots}
@@ -286,7 +309,75 @@ def _merge_row_softmaxes(kernels: list[Kernel], softmaxes: list[tuple[Node, Node
             last.members.update(part.members)
             gone.add(id(part))
         last.rows = True
+        scores = nodes[0].inputs[0]
+        last.again = scores if id(scores) not in last.members or recomputing else None
     return [kernel for kernel in kernels if id(kernel) not in gone]
+
+
+def _shift_rows(graph: Graph) -> bool:
+    """``x - max(x)`` over the last of three or more dimensions is one operation, with a window over the row, and reads x
+    twice. A whole softmax and one behind a product are found on their own. Tells whether there is any.
+    """
+    whole = {id(maximum) for maximum, _, _ in _row_softmaxes(graph)}
+    changed = False
+    for node in graph.nodes:
+        if node.op != "subtract" or len(node.spec.shape) < 3 or node.spec.shape[-1] > _ROW_SOFTMAX:
+            continue
+        scores, maximum = node.inputs[0], _skip(node.inputs[1])
+        if maximum.op != "reduce" or maximum.attrs != ((len(node.spec.shape) - 1,), "maximum"):
+            continue
+        if maximum.inputs[0] is not scores or id(maximum) in whole or _product_behind(scores) is not None:
+            continue
+        node.op, node.inputs, changed = "row_shift", [scores], True
+    if changed:
+        _drop_unreached(graph)
+    return changed
+
+
+def _shared_after_shift(graph: Graph) -> set[int]:
+    """The first value after a shift of rows that several operations read: it is written, not computed in each."""
+    found = set()
+    for node in graph.nodes:
+        if node.op == "row_shift":
+            while len(node.users) == 1 and node.users[0].op in ELEMENTWISE:
+                node = node.users[0]
+            if len(node.users) > 1:
+                found.add(id(node))
+    return found
+
+
+def _drop_unreached(graph: Graph) -> None:
+    alive = reached(graph.nodes, graph.outputs)
+    graph.nodes[:] = [node for node in graph.nodes if id(node) in alive or node.op == "parameter"]
+    link(graph)
+
+
+def _merge_online_softmaxes(graph: Graph, side: int) -> None:
+    """Where probabilities in f32 go straight into a batched product, rows of at least ``side`` scores, the compiler calls a
+    kernel of its own that normalises while it multiplies: one node then stands for both.
+    """
+    merged = False
+    for product in graph.nodes:
+        if product.op != "dot_general" or not product.attrs[0].lhs_batch:
+            continue
+        quotient = product.inputs[0]
+        if quotient.op != "divide" or quotient.spec.dtype != "f32" or len(quotient.users) > 1:
+            continue
+        exponential, total = quotient.inputs[0], _skip(quotient.inputs[1])
+        if exponential.op != "exponential" or exponential.inputs[0].op != "subtract" or total.op != "reduce":
+            continue
+        scores, maximum = exponential.inputs[0].inputs[0], _skip(exponential.inputs[0].inputs[1])
+        if maximum.op != "reduce" or maximum.inputs[0] is not scores or total.inputs[0] is not exponential:
+            continue
+        row = scores.spec.size // max(maximum.spec.size, 1)
+        if _product_behind(scores) is None or row < side or len(exponential.users) > 2 or len(maximum.users) > 1:
+            continue
+        alone = Node("dot_general", list(product.inputs), product.spec, product.attrs)
+        product.op, product.inputs, product.attrs = "online_softmax", [scores, product.inputs[1]], (alone,)
+        product.name = "online_softmax"
+        merged = True
+    if merged:
+        _drop_unreached(graph)
 
 
 # --------------------------------------------------------------------------------------------------- epilogues
@@ -300,7 +391,7 @@ def _merge_epilogues(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
             readers.setdefault(id(read), []).append(kernel)
     gone: set[int] = set()
     for kernel in reversed(kernels):
-        if kernel.kind not in ("dot", "convolution"):
+        if kernel.kind not in PRODUCTS and not sums_windows(kernel):
             continue
         while True:
             root = kernel.roots[0]
@@ -319,14 +410,23 @@ def _merge_epilogues(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
     return [kernel for kernel in kernels if id(kernel) not in gone]
 
 
-def _merge_chains(kernels: list[Kernel], outputs: set[int]) -> list[Kernel]:
-    """Join a product into the kernel of the one other product that reads its activated result, where that is small."""
+def sums_windows(kernel: Kernel) -> bool:
+    """Whether it adds up windows, which the compiler does with a convolution."""
+    return kernel.kind == "reduce_window" and bool(kernel.key.attrs[1] == "add") and not tree_reduction(kernel.key)
+
+
+def _merge_chains(kernels: list[Kernel], outputs: set[int], *, narrow: bool) -> list[Kernel]:
+    """Join a product into the kernel of the one other product that reads its activated result, where that is small;
+    ``narrow``: products of bf16 operands, too.
+    """
     products = [k for k in kernels if k.kind == "dot" and not k.softmax and not k.key.attrs[0].lhs_batch]
     owner = {id(member): kernel for kernel in products for member in kernel.members.values()}
     gone: set[int] = set()
     for kernel in products:
         root = kernel.roots[0]
         if len(kernel.roots) > 1 or root is not kernel.key or id(root) in outputs or root.spec.bytes > _CHAINED_BYTES:
+            continue
+        if not narrow and kernel.key.inputs[0].spec.dtype != "f32":
             continue
         other = owner.get(id(root.users[0])) if root.users else None
         if other is None or other is kernel or other.chained or any(id(u) not in other.members for u in root.users):
@@ -361,7 +461,8 @@ def _pointwise(kernel: Kernel) -> bool:
 class _Joiner:
     """Joins kernels over one space that share a large operand, or of which one reads the other's whole result."""
 
-    def __init__(self, kernels: list[Kernel]) -> None:
+    def __init__(self, kernels: list[Kernel], outputs: set[int]) -> None:
+        self.outputs = outputs
         self.kernels = _schedule(kernels)
         self.producer: dict[int, int] = {}
         for index, kernel in enumerate(self.kernels):
@@ -407,7 +508,15 @@ class _Joiner:
         kept = [kernel for index, kernel in enumerate(self.kernels) if self.group[index] == index]
         for kernel in kept:
             kernel.reads = kernel.find_reads()
+        self._keep_inside(kept)
         return _schedule(kept)
+
+    def _keep_inside(self, kernels: list[Kernel]) -> None:
+        """A product that only the reductions in its own kernel read is not written."""
+        read = {id(_origin(value)) for kernel in kernels for value in kernel.reads} | self.outputs
+        for kernel in kernels:
+            if kernel.kind in PRODUCTS and len(kernel.roots) > 1:
+                kernel.roots = [root for root in kernel.roots if id(root) in read] or kernel.roots[-1:]
 
     def _home(self, index: int) -> int:
         while self.group[index] != index:
@@ -484,9 +593,22 @@ def _schedule(kernels: list[Kernel]) -> list[Kernel]:
     return ordered
 
 
-def fuse(graph: Graph, *, chains: bool = True) -> list[Kernel]:
-    """The kernels of a simplified graph, in the order in which they run.
+def fuse(graph: Graph, rates: Rates) -> list[Kernel]:
+    """The kernels of a simplified graph, in the order in which they run, fused as the compiler does it for a chip."""
+    _merge_online_softmaxes(graph, rates.side)
+    shifted = _shift_rows(graph)
+    kernels = _Fuser(graph, rates).run()
+    for kernel in kernels:
+        if shifted or kernel.again is not None:
+            kernel.repeated = _repeated(kernel)
+    return kernels
 
-    ``chains``: a product whose activated result is the operand of one other product runs in that one's kernel.
-    """
-    return _Fuser(graph, chains).run()
+
+def _repeated(kernel: Kernel) -> tuple[Node, ...]:
+    """Operands that are read once for the maximum of their rows, and again."""
+    members = kernel.members
+    again = [m.inputs[0] for m in members.values() if m.op == "row_shift" and id(m.inputs[0]) not in members]
+    if kernel.again is not None:
+        large = max(kernel.reads, key=lambda value: value.spec.padded)
+        again.append(large if id(kernel.again) in members else kernel.again)
+    return tuple(again)

@@ -8,6 +8,7 @@ What really crosses the HBM bus is less: ``hbm`` excludes values that live in VM
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from .graph import Node
@@ -16,12 +17,13 @@ from .tables import MOVEMENT
 
 __all__ = ["Traffic", "read_bytes", "result_bytes"]
 
-_TILE_ROWS = 8
+_TILE_ROWS, _LANES = 8, 128
 
 
 @dataclasses.dataclass(slots=True)
 class Traffic:
-    """Bytes of one kernel: its own operands ``read`` and results ``written``, and ``copied`` by its ``copies`` relayouts.
+    """Bytes of one kernel: its own operands ``read`` and results ``written``, and ``copied`` by its ``copies`` relayouts, ``timed`` of them in
+    cycles of their own.
 
     ``hbm`` are those that cross the HBM bus while it runs, ``to_hbm`` says whether a result does.
     """
@@ -30,6 +32,7 @@ class Traffic:
     written: int = 0
     copied: int = 0
     copies: int = 0
+    timed: int = 0
     hbm: int = 0
     to_hbm: bool = True
 
@@ -47,7 +50,7 @@ def read_bytes(kernel: Kernel, value: Node) -> int:
     whole = value.spec.padded
     users = [m for m in kernel.members.values() if any(value is s for s in m.inputs)]
     if kernel.kind == "scatter" and kernel.key.inputs[0] is value:
-        return whole
+        return _scattered(kernel.key)
     if (
         kernel.kind == "dynamic_update_slice"
         and users
@@ -56,16 +59,24 @@ def read_bytes(kernel: Kernel, value: Node) -> int:
         return 0  # updated in place; the copy, where one is needed, is a kernel of its own
     if not users or any(user.op not in _PARTIAL or user.inputs[0] is not value for user in users):
         return whole
-    touched = 0
-    for user in users:
-        part = user.spec.padded
-        touched += part * (_gather_rows(user) if user.op == "gather" else 1)
+    touched = sum(_gathered(user) if user.op == "gather" else user.spec.padded for user in users)
     return min(touched, whole) if all(user.op != "gather" for user in users) else touched
 
 
-def _gather_rows(node: Node) -> int:
-    """A gathered row comes with the other rows of its tile."""
-    return _TILE_ROWS if node.inputs[0].spec.shape and len(node.inputs[0].spec.shape) > 1 else 1
+def _scattered(node: Node) -> int:
+    """A scattered row is read and written with the other rows of its tile."""
+    updates = node.inputs[-1].spec
+    return updates.padded * (_TILE_ROWS if len(node.spec.shape) > 1 else 1)
+
+
+def _gathered(node: Node) -> int:
+    """A gathered row comes with the other rows of its tile, a gathered element with its tile."""
+    base, sizes = node.inputs[0].spec, node.attrs[0]
+    if len(base.shape) < 2:
+        return node.spec.padded
+    if math.prod(sizes) == 1:
+        return node.spec.size * _TILE_ROWS * _LANES * base.bytes // max(base.size, 1)
+    return node.spec.padded * _TILE_ROWS
 
 
 def result_bytes(kernel: Kernel) -> int:
@@ -74,6 +85,9 @@ def result_bytes(kernel: Kernel) -> int:
     for root in kernel.roots:
         if root.op == "dynamic_update_slice":
             total += root.inputs[1].spec.padded
+            continue
+        if root.op == "scatter" and len(root.specs) == 1:
+            total += _scattered(root)
             continue
         total += sum(spec.padded for spec in root.specs)
     return total

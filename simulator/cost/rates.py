@@ -23,10 +23,11 @@ class Rates:
     """Of one device. ``bandwidth`` byte/s and ``peak`` FLOP/s of the compiler's roofline; ``arrays`` of ``side`` x ``side``
     multipliers and ``clock`` Hz; ``vmem`` bytes, of which values may take ``vmem_share``. ``native_bf16``: the VPU computes
     in bf16; ``recomputes_scores``: a softmax kernel computes its product twice; ``chains``: two products in a row may share a kernel; ``vector_products``: a product with a
-    vector runs on the VPU; ``copy_transfers``: how often a relayout of a running sum counts its bytes.
+    vector runs on the VPU; ``copy_transfers``: how often a relayout of a running sum counts its bytes; ``megacore``: two cores
+    share a device, so that what one kernel leaves in VMEM the next cannot read.
 
     Cycles: ``launch`` per kernel; ``stream`` per 4 KiB that a fused loop moves; ``mxu`` over the ideal of a product,
-    ``eager`` the multiple of that in an op compiled on its own. The others are multiples of ``stream`` that all chips
+    ``eager`` the multiple of that in an op compiled on its own; ``whole`` the share for an operation alone whose operands fit in the scoped part of VMEM. The others are multiples of ``stream`` that all chips
     share: ``reduce`` more per 4 KiB that a fused reduction reads;
     ``plain`` per 1,024 elements of an operation alone (``plain_16`` more below 32 bit) and ``plain_read`` per 4 KiB it
     reads; ``turn`` per 1,024 elements of a transpose; ``result`` per 1,024 results of a product that go to HBM, ``kept`` to
@@ -45,10 +46,12 @@ class Rates:
     vector_products: bool
     chains: bool
     copy_transfers: int
+    megacore: bool
     stream: float
     launch: float
     mxu: float
     eager: float
+    whole: float
     reduce: float
     plain: float
     plain_read: float

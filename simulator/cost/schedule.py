@@ -10,21 +10,22 @@ from __future__ import annotations
 import dataclasses
 
 from .graph import Node
-from .kernels import Kernel
+from .kernels import PRODUCTS, Kernel
 from .relayout import lies_as_wanted
 from .tables import FREE
 
 __all__ = ["Placement", "place"]
 
-_AHEAD = ("dot", "convolution")
-
 
 @dataclasses.dataclass(slots=True)
 class Placement:
-    """Ids of the values in VMEM, the bytes each kernel has fetched for it, and the peaks of HBM temporaries."""
+    """Ids of the values in VMEM, the bytes each kernel has fetched for it and stored behind it, and the peak of HBM
+    temporaries.
+    """
 
     resident: set[int]
     fetched: list[int]
+    stored: list[int]
     temporaries: int
 
 
@@ -35,28 +36,35 @@ def place(
     capacity: int,
     seconds: list[float],
     rate: list[float],
+    *,
+    shared: bool = True,
 ) -> Placement:
     """Place the values of kernels that run in this order into ``capacity`` bytes of VMEM.
 
     ``seconds`` is how long each kernel runs; ``rate`` holds the byte/s of a fetch, or nothing where none is made ahead.
+    ``shared``: what a kernel leaves in VMEM the next one finds there; else only what one loop makes.
     """
     uses: dict[int, list[int]] = {}
     for index, kernel in enumerate(kernels):
         for read in kernel.reads:
             uses.setdefault(id(read), []).append(index)
-    fetched = [0] * len(kernels)
+    fetched, stored = [0] * len(kernels), [0] * len(kernels)
     resident: set[int] = set()
     occupied = [0] * len(kernels)  # bytes of VMEM in use while kernel i runs
     if rate:
-        ahead = _program_prefetch(kernels, arguments, uses, capacity, occupied)
+        ahead = _program_prefetch(kernels, arguments, outputs, uses, capacity, occupied)
         if ahead is not None:
             resident.add(id(ahead))
-            fetched[uses[id(ahead)][0]] += ahead.spec.padded
-            _occupy(occupied, 0, uses[id(ahead)][-1], ahead.spec.padded)
-    _place_intermediates(kernels, uses, outputs, capacity, occupied, resident)
+            last = uses[id(ahead)][-1]
+            again = _crowded(kernels, uses, outputs, last, ahead.spec.padded, capacity)
+            fetched[uses[id(ahead)][0]] += ahead.spec.padded * (2 if again else 1)
+            _occupy(occupied, 0, last if again else len(kernels) - 1, ahead.spec.padded)
+    _place_intermediates(kernels, uses, outputs, capacity, occupied, resident, loops_only=not shared)
+    if rate and shared:
+        _store_results(kernels, uses, outputs, resident, stored, (occupied, capacity))
     if rate:
         _fetch(kernels, arguments, outputs, uses, seconds, rate[0], _Vmem(capacity, occupied, resident, fetched))
-    return Placement(resident, fetched, _temporaries(kernels, uses, outputs, resident))
+    return Placement(resident, fetched, stored, _temporaries(kernels, uses, outputs, resident))
 
 
 @dataclasses.dataclass(slots=True)
@@ -87,7 +95,8 @@ def _fetch(
         if id(value) in vmem.resident:
             continue
         size = value.spec.padded
-        for position, use in enumerate(uses[id(value)]):
+        tried = uses[id(value)] if value.op == "parameter" else uses[id(value)][:1]
+        for position, use in enumerate(tried):
             start = max(free, begins[ready])
             if use <= ready or start + size / rate > begins[use]:
                 continue
@@ -116,8 +125,12 @@ def _place_intermediates(
     capacity: int,
     occupied: list[int],
     resident: set[int],
+    *,
+    loops_only: bool,
 ) -> None:
     for index, kernel in enumerate(kernels):
+        if loops_only and (kernel.kind in PRODUCTS or len(kernel.roots) > 1):
+            continue
         for root in kernel.roots:
             if id(root) in outputs or id(root) not in uses:
                 continue
@@ -127,8 +140,34 @@ def _place_intermediates(
                 resident.add(id(root))
 
 
+def _store_results(
+    kernels: list[Kernel],
+    uses: dict[int, list[int]],
+    outputs: set[int],
+    resident: set[int],
+    stored: list[int],
+    room: tuple[list[int], int],
+) -> None:
+    """A result of the program that a later kernel reads is made in VMEM and copied out behind its kernel."""
+    occupied, capacity = room
+    for index, kernel in enumerate(kernels):
+        for root in kernel.roots:
+            if id(root) not in outputs or id(root) not in uses or uses[id(root)][0] <= index:
+                continue
+            size, last = root.spec.padded, uses[id(root)][-1]
+            if _room(occupied, index, last, size, capacity):
+                _occupy(occupied, index, last, size)
+                resident.add(id(root))
+                stored[index] += size
+
+
 def _program_prefetch(
-    kernels: list[Kernel], arguments: list[Node], uses: dict[int, list[int]], capacity: int, occupied: list[int]
+    kernels: list[Kernel],
+    arguments: list[Node],
+    outputs: set[int],
+    uses: dict[int, list[int]],
+    capacity: int,
+    occupied: list[int],
 ) -> Node | None:
     best: Node | None = None
     for argument in arguments:
@@ -136,8 +175,9 @@ def _program_prefetch(
             continue
         first = uses[id(argument)]
         kernel = kernels[first[0]]
-        plain = kernel.key.op == "reduce" and len(first) == 1 and _lone(kernel)
-        if not plain and not all(kernels[i].kind in _AHEAD and lies_as_wanted(kernels[i], argument) for i in first):
+        plain = len(first) == 1 and _plain_reduction(kernel, outputs)
+        wanted = all(lies_as_wanted(kernels[index], argument) for index in first)
+        if not (plain or wanted or _picked_from(kernel, argument)):
             continue
         size = argument.spec.padded
         if (
@@ -147,6 +187,33 @@ def _program_prefetch(
         ):
             best = argument
     return best
+
+
+def _crowded(
+    kernels: list[Kernel], uses: dict[int, list[int]], outputs: set[int], last: int, size: int, capacity: int
+) -> bool:
+    """Whether later values want the room of the argument that was fetched before the program starts: it is then fetched
+    again at the end, for the next run.
+    """
+    wanted = [size] * len(kernels)
+    for index, kernel in enumerate(kernels):
+        for root in kernel.roots:
+            if id(root) not in outputs and id(root) in uses and root.spec.padded <= capacity:
+                _occupy(wanted, index, uses[id(root)][-1], root.spec.padded)
+    return any(each > capacity for each in wanted[last + 1 :])
+
+
+def _picked_from(kernel: Kernel, value: Node) -> bool:
+    """Whether a kernel picks parts of ``value`` at places that are known when it runs: the whole of it is fetched."""
+    key = kernel.key
+    return key.op in ("gather", "dynamic_slice") and key.inputs[0] is value and len(kernel.roots) == 1
+
+
+def _plain_reduction(kernel: Kernel, outputs: set[int]) -> bool:
+    """Whether a kernel is one reduction whose results are the program's."""
+    key = kernel.key
+    final = id(key) in outputs or any(id(part) in outputs for part in key.users)
+    return key.op == "reduce" and final and _lone(kernel)
 
 
 def _lone(kernel: Kernel) -> bool:

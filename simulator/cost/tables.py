@@ -53,6 +53,7 @@ _ARITHMETIC = frozenset(
         "remainder",
         "round_nearest_afz",
         "round_nearest_even",
+        "row_shift",
         "select",
         "shift_left",
         "shift_right_arithmetic",

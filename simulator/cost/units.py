@@ -23,6 +23,7 @@ _MATRIX_LAUNCH = 2.2  # launches of a product, in those of a loop
 _LOADED_ROWS = 32  # streaming fewer rows than this through a tile costs as much: the tile has to be loaded
 _DEPTHWISE = 2.7  # cycles per tap and 1,024 results of a depthwise convolution
 _SORT_STAGE = 14.0  # cycles per stage of a sorting network and vector of 32-bit words
+_WHOLE = 3  # room that an operation alone needs, in operands and results, to run without dividing them
 _UNPACKED = 1.8  # a 16-bit operand that is unpacked to 32 bit takes the time of a 32-bit one, nearly
 _NARROW = frozenset({"bf16", "f16", "i8", "ui8", "i1", "f8E4M3FN", "f8E5M2"})
 
@@ -94,18 +95,27 @@ def _arithmetic(kernel: Kernel, rates: Rates) -> float:
 
 def cycles(kernel: Kernel, traffic: Traffic, rates: Rates) -> Cycles:
     """Cycles of a kernel that moves ``traffic``."""
-    copied = traffic.copied / _VECTOR_BYTES * rates.stream
+    copied = traffic.timed / _VECTOR_BYTES * rates.stream
     if kernel.kind in PRODUCTS:
         return _matrix(kernel, traffic, copied, rates)
     vector = _arithmetic(kernel, rates)
     if kernel.kind == "reduce_window" and traffic.copied:
         vector = max(vector, flops(kernel.key) / 2 / (rates.side * _VECTOR) * rates.scan)
     memory = _loop(kernel, traffic, rates)
+    if kernel.kind == "online_softmax":
+        return _online_softmax(kernel.key, memory, copied, rates)
     if kernel.kind == "sort":
         vector = _sorting(key=kernel.key)
     return Cycles(
         0.0, vector, memory + copied, copied, max(vector, memory) + copied + rates.launch * (1 + traffic.copies)
     )
+
+
+def _online_softmax(key: Node, memory: float, copied: float, rates: Rates) -> Cycles:
+    """The call's own time, which the compiler does not estimate: its product, or its exponentials, or its operands."""
+    mxu = matrix_cycles(key.attrs[0], rates) * rates.mxu
+    vector = key.inputs[0].spec.size * (rates.transcendental + 3 * rates.operation) / _VECTOR
+    return Cycles(mxu, vector, memory + copied, copied, max(mxu, vector, memory) + copied + rates.launch)
 
 
 def _sorting(key: Node) -> float:
@@ -123,7 +133,9 @@ def _loop(kernel: Kernel, traffic: Traffic, rates: Rates) -> float:
     if len(work) == 1 == len(kernel.members) and _stands_alone(key):
         space = max(key.spec.size, key.inputs[0].spec.size if key.op == "reduce" else 0)
         narrow = rates.plain_16 if key.spec.dtype in _NARROW else 0.0
-        return space / _VECTOR * (rates.plain + narrow) + traffic.read / _VECTOR_BYTES * rates.plain_read
+        taken = space / _VECTOR * (rates.plain + narrow) + traffic.read / _VECTOR_BYTES * rates.plain_read
+        whole = _WHOLE * (traffic.read + traffic.written) <= rates.vmem * (1 - rates.vmem_share)
+        return taken * (rates.whole if whole else 1.0)
     moved = (traffic.read + traffic.written) / _VECTOR_BYTES
     if key.op == "transpose" and len(work) == 1:
         return max(key.spec.size / _VECTOR, moved / 2) * rates.turn

@@ -15,7 +15,9 @@ from .tables import ELEMENTWISE, LIBRARY, TRANSCENDENTAL
 
 __all__ = ["conversions", "convolution_work", "dot_shape", "flops", "transcendentals", "tree_reduction"]
 
-_COMPUTING = ELEMENTWISE - {"convert", "compare", "select", "bitcast_convert"}
+# A concatenation is a maximum of padded operands, or writes what it computes in place.
+_COMPUTING = (ELEMENTWISE | {"concatenate"}) - {"convert", "compare", "select", "bitcast_convert"}
+_SUBLANES = 8
 _SCAN_TILE = 128  # a running sum is a product with a triangle of this side, then a running sum of the tiles
 _RNG_FLOPS = {1: 50, 2: 45}  # per element that rng or rng_bit_generator makes, by number of results
 
@@ -48,12 +50,27 @@ def _valid_positions(size: int, window: Window, dimension: int, out: int) -> int
     return count
 
 
+def split_parts(node: Node) -> int:
+    """Positions of each of the eight parts into which the last space of a convolution over a small batch is divided, so
+    that the parts fill the sublanes; 0 where it is not.
+    """
+    conv: Convolution = node.attrs[0]
+    batch, space = node.spec.shape[conv.out[0]], node.spec.shape[conv.out[2][-1]] if conv.out[2] else 0
+    plain = conv.batch_groups == 1 and all(each == 1 for each in conv.window.base_dilation)
+    if not plain or batch >= _SUBLANES or space < 2 * _SUBLANES or conv.window.size[-1] == 1:
+        return 0
+    return space // _SUBLANES + 1
+
+
 def convolution_work(node: Node) -> tuple[int, int]:
     """Flops of a convolution, and multiply-adds per output element without padding."""
     conv: Convolution = node.attrs[0]
     lhs, rhs = node.inputs[0].spec.shape, node.inputs[1].spec.shape
     positions = 1
     for index, dimension in enumerate(conv.lhs[2]):
+        if index == len(conv.lhs[2]) - 1 and (parts := split_parts(node)):
+            positions *= _SUBLANES * parts * conv.window.size[index]
+            continue
         positions *= _valid_positions(lhs[dimension], conv.window, index, node.spec.shape[conv.out[2][index]])
     batch = node.spec.shape[conv.out[0]]
     features = node.spec.shape[conv.out[1]]
@@ -130,18 +147,25 @@ def _random(node: Node) -> int:
     return sum(spec.size for spec in node.specs) * _RNG_FLOPS.get(len(node.specs), 45)
 
 
+def _online_softmax(node: Node) -> int:
+    """A softmax over the rows of the first operand, and the product of the probabilities with the second."""
+    return 5 * node.inputs[0].spec.size + flops(node.attrs[0])
+
+
 _COUNTS: dict[str, Callable[[Node], int]] = {
     "dot_general": _dot,
     "dot": _dot,
     "vector_product": _vector_product,
+    "online_softmax": _online_softmax,
+    "row_shift": lambda node: node.spec.size + node.spec.size // node.spec.shape[-1] + node.spec.shape[-1] - 1,
     "convolution": lambda node: convolution_work(node)[0],
     "reduce": _reduce,
     "reduce_window": _reduce_window,
-    "select_and_scatter": lambda node: node.inputs[1].spec.size * math.prod(node.attrs[0]) * 2,
-    "scatter": lambda node: node.inputs[-1].spec.size * _body_flops(node.bodies),
+    "select_and_scatter": lambda node: node.inputs[1].spec.size * math.prod(node.attrs[0]),
+    "scatter": lambda node: node.inputs[-1].spec.size * sum(flops(n) for body in node.bodies for n in body.nodes),
     "sort": _sort,
     "top_k": lambda node: node.inputs[0].spec.size * node.attrs[0],
-    "concatenate": lambda node: node.spec.size * (len(node.inputs) - 1),
+    "concatenate": lambda node: 0 if in_place(node) else node.spec.size * (len(node.inputs) - 1),
     "gather": lambda node: node.inputs[1].spec.size,
     "fft": _fft,
     "triangular_solve": _triangular,
@@ -169,13 +193,32 @@ def flops(node: Node) -> int:
     return 3 * node.spec.size if node.op == "logistic" else 0
 
 
+def in_place(concatenation: Node) -> bool:
+    """Whether each part of a concatenation is computed into its place; parts that lie in memory are padded and merged."""
+    return all(source.op in ELEMENTWISE for source in concatenation.inputs)
+
+
+def counted_flops(members: Iterable[Node]) -> int:
+    """Flops of a whole softmax, or of a call of the compiler's own, as it counts them: none of its own; reductions are
+    windows over whole rows, which count one operation a row and one a column.
+    """
+    total = 0
+    for node in members:
+        if node.op == "reduce":
+            total += node.spec.size + node.inputs[0].spec.size // max(node.spec.size, 1) - 1
+        else:
+            total += 0 if node.op == "online_softmax" else flops(node)
+    return total
+
+
 def conversions(members: Iterable[Node], roots: Sequence[Node]) -> int:
     """Elements that a fused loop over bf16 converts to f32 and back, where the VPU computes in f32: each operand once,
     also a scalar that is spread, and each result. An operation alone converts nothing (its emitter does).
     """
     inside = list(members)
     narrow = [m for m in inside if m.spec.dtype == "bf16" and (m.op in _COMPUTING or m.op == "vector_product")]
-    if not narrow or (len(narrow) == 1 and narrow[0].op != "vector_product" and len(inside) == 1):
+    lone = len(inside) == 1 and inside[0].op not in ("vector_product", "concatenate")
+    if not narrow or lone:
         return 0
     ids = {id(m) for m in inside}
     computing = {id(m) for m in narrow}
@@ -190,6 +233,9 @@ def conversions(members: Iterable[Node], roots: Sequence[Node]) -> int:
     return sum(converted.values()) + sum(
         root.spec.size for root in roots if id(root) in computing and root.op != "vector_product"
     )
+
+
+WITH_TRANSCENDENTALS = TRANSCENDENTAL | LIBRARY.keys()
 
 
 def transcendentals(node: Node) -> int:

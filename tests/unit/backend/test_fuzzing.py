@@ -177,7 +177,7 @@ def _client(*perturbations: tuple[str, int, int]) -> tuple[Any, list[str]]:
     by_launch: dict[int, list[fuzzing.Perturbation]] = {}
     for kind, at, length in perturbations:
         by_launch.setdefault(at, []).append(fuzzing.Perturbation(kind, at, length))
-    return fuzzing._DisturbedClient(Fake("inner", log), by_launch), log  # type: ignore[arg-type]
+    return fuzzing._DisturbedClient(Fake("inner", log), by_launch), log  # type: ignore[arg-type]  # a fake
 
 
 def test_late_launches_complete_after_younger_ones() -> None:

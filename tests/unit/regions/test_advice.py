@@ -198,3 +198,25 @@ def test_ranks_without_collectives(kinds: Kinds) -> None:
     """Where nothing waits for other ranks, nothing can deadlock."""
     text = RANKS.replace("dist.all_reduce(value)", "pass").format(body="if rank == 0:\n    print((x * 2).sum().item())")
     assert "rank-conditional-read" not in kinds(text)
+
+
+def test_collectives_are_regions(recorded: Callable[[str], dict[str, Any]]) -> None:
+    """A program whose other ranks are not there: the collective is a region, and the read of one rank is advised against."""
+    text = """
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("cpu:fake,tpu:fake", store=FakeStore(), rank=0, world_size=4)
+x = torch.ones(4).to("tpu")
+y = x * 2
+dist.all_reduce(y)
+if dist.get_rank() == 0:
+    print((y + 1).sum().item())
+dist.destroy_process_group()
+"""
+    document = recorded(text)
+    (collective,) = [r for r in document["regions"] if [op["name"] for op in r["ops"]] == ["c10d.allreduce_"]]
+    assert collective["ops"][0]["line"] == 7
+    assert collective["inputs"][0]["made_by"] is not None
+    assert [value["shape"] for value in collective["outputs"]] == [[4]]
+    (advice,) = [item for item in document["advice"] if item["kind"] == "rank-conditional-read"]
+    assert advice["line"] == 9

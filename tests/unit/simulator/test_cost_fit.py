@@ -28,12 +28,19 @@ def holds(scores):
 @pytest.fixture(scope="module")
 def group():
     """Every recorded case, read and fused once."""
-    return fit_cost.cases(ROWS["chips"])
+    return fit_cost.cases(ROWS)
 
 
 def test_committed_constants_hold(group):
     """Seconds, cycles, flops and bytes of the recorded modules are as close as promised."""
     holds([fit_cost.score(case, ROWS) for case in group])
+
+
+def test_modules_that_no_fit_sees():
+    """The same bounds hold on 337 further modules, compiled for up to four chips each."""
+    scores = fit_cost.further(ROWS)
+    assert len(scores) > 900
+    holds(scores)
 
 
 def test_memory_of_the_recordings(group):

@@ -121,7 +121,7 @@ def test_peaks() -> None:
 def test_impossible_models(change: dict[str, int], message: str) -> None:
     """Sizes that contradict each other are errors, not figures."""
     with pytest.raises(ConfigError, match=message):
-        Model(**(_TINY | change))  # type: ignore[arg-type]
+        Model(**(_TINY | change))  # type: ignore[arg-type]  # a table of mixed types
 
 
 def test_too_few_given_parameters() -> None:
@@ -180,6 +180,6 @@ def test_files_in_our_own_words(tmp_path: Path) -> None:
     """A file with our field names is the model, named after the file; an unknown name guesses what was meant."""
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({key: value for key, value in _TINY.items() if key != "name"}))
-    assert load_model(str(path)) == Model(**(_TINY | {"name": "mine"}))  # type: ignore[arg-type]
+    assert load_model(str(path)) == Model(**(_TINY | {"name": "mine"}))  # type: ignore[arg-type]  # a table of mixed types
     with pytest.raises(ConfigError, match="did you mean 'llama-3-8b'"):
         load_model("llama3-8b")

@@ -28,7 +28,7 @@ from emutpu.simulator.visible import Placement, visible_devices
 )
 def test_devices(name: str, placement: dict[str, object], ids: list[int]) -> None:
     """The devices, by id and in the order asked for; the first is the process's own."""
-    found = visible_devices(slice_named(name), Placement(**placement))  # type: ignore[arg-type]
+    found = visible_devices(slice_named(name), Placement(**placement))  # type: ignore[arg-type]  # a table of mixed types
     assert [device.id for device in found] == ids
 
 
@@ -61,4 +61,4 @@ def test_process_index_is_the_task() -> None:
 def test_what_cannot_be_obeyed(name: str, placement: dict[str, object], message: str) -> None:
     """Each contradiction is a ValueError that names the variable and what exists."""
     with pytest.raises(ValueError, match=message):
-        visible_devices(slice_named(name), Placement(**placement))  # type: ignore[arg-type]
+        visible_devices(slice_named(name), Placement(**placement))  # type: ignore[arg-type]  # a table of mixed types

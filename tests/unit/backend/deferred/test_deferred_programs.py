@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
-import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -105,46 +102,3 @@ def test_modes_agree(interpreter: None, steps: list[int]) -> None:
     if all(step < len(STEPS) for step in steps):
         for ours, oracle in zip(deferred, run(steps, "cpu"), strict=True):
             assert torch.allclose(ours, oracle, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("regions", [40])
-def test_threads_share_a_stream_while_the_cache_is_cleared(regions: int) -> None:
-    """Eight threads record and read at once; every value is right, and nothing hangs."""
-    wrong: list[object] = []
-    done = [0] * 8
-    stop = threading.Event()
-
-    def work(number: int) -> None:
-        try:
-            with override(mode=EagerMode.DEFER_AND_FUSE):
-                x = torch.full((4,), float(number), device="tpu")
-                for turn in range(regions):
-                    y = (x * 2 + turn) if turn % 2 else (x - turn).abs()
-                    expected = 2.0 * number + turn if turn % 2 else abs(number - turn)
-                    if y.sum().item() != 4 * expected:
-                        wrong.append((number, turn))
-                    done[number] += 1
-        except BaseException as error:
-            wrong.append(error)
-            raise
-
-    def clear() -> None:
-        while not stop.wait(0.2):
-            torch.tpu._clear_cache()
-
-    cleaner = threading.Thread(target=clear, daemon=True)
-    workers = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(8)]
-    cleaner.start()
-    deadline = time.monotonic() + 250
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(timeout=max(0.0, deadline - time.monotonic()))
-    stop.set()
-    cleaner.join(timeout=20)
-    hanging = [thread for thread in (cleaner, *workers) if thread.is_alive()]
-    if hanging:
-        faulthandler.dump_traceback()
-    assert not hanging
-    assert wrong == []
-    assert done == [regions] * 8

@@ -1,0 +1,121 @@
+"""Padded and true extents of dimensions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+__all__ = [
+    "UNBOUNDED",
+    "Bounds",
+    "Dim",
+    "Factor",
+    "canonical",
+    "expression",
+    "extent_of",
+    "is_dynamic",
+    "same",
+    "true_of",
+]
+
+UNBOUNDED = 1 << 40  # at least so great is the "bound" of a size that has none
+
+
+def expression(extent: Any) -> sympy.Expr:
+    """An extent, index or number of a symbolic graph as an expression over its symbols."""
+    if isinstance(extent, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return extent.node.expr
+    return sympy.sympify(extent)
+
+
+def same(a: sympy.Expr, b: sympy.Expr) -> bool:
+    """Whether two expressions are equal for every size."""
+    return bool(a == b or sympy.expand(a - b) == 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Factor:
+    """A prefix of ``true`` elements out of ``extent``. It is static where the two are one number."""
+
+    extent: int
+    true: sympy.Expr
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether elements are padding for some size."""
+        return bool(self.true.free_symbols)
+
+
+# Factors, major first: flattening [2, s] gives 2 · s elements in two runs, each with its own padding.
+Dim: TypeAlias = tuple[Factor, ...]
+
+
+def canonical(factors: Iterable[Factor]) -> Dim:
+    """The same elements in as few factors as possible: () is an extent of 1, one factor is a prefix."""
+    found: list[Factor] = []
+    for factor in factors:
+        if factor.extent == 1 and not factor.dynamic:
+            continue
+        if found and not factor.dynamic:
+            last = found.pop()
+            factor = Factor(last.extent * factor.extent, sympy.expand(last.true * factor.true))
+        found.append(factor)
+    return tuple(found)
+
+
+def extent_of(dim: Dim) -> int:
+    """How many elements a dimension has, padding included."""
+    return math.prod(factor.extent for factor in dim)
+
+
+def true_of(dim: Dim) -> sympy.Expr:
+    """How many elements a dimension has without padding."""
+    return sympy.expand(sympy.Mul(*(factor.true for factor in dim)))
+
+
+def is_dynamic(dim: Dim) -> bool:
+    """Whether a dimension has padding for some size."""
+    return any(factor.dynamic for factor in dim)
+
+
+class Bounds:
+    """The least and the greatest value of each symbol, by which expressions are bounded."""
+
+    def __init__(self, lower: Mapping[sympy.Symbol, int], upper: Mapping[sympy.Symbol, int]) -> None:
+        self.lowest = dict(lower)
+        self.highest = dict(upper)
+        self._ranges: dict[sympy.Symbol, ValueRanges[sympy.Expr]] = {
+            symbol: ValueRanges(sympy.Integer(lower[symbol]), sympy.Integer(upper[symbol])) for symbol in upper
+        }
+        self._found: dict[sympy.Expr, tuple[int, int]] = {}
+
+    def _both(self, expr: sympy.Expr) -> tuple[int, int]:
+        found = self._found.get(expr)
+        if found is None:
+            unknown = expr.free_symbols - self._ranges.keys()
+            if unknown:
+                raise NotImplementedError(f"the extent {expr} depends on values that only the device knows: {unknown}")
+            at = bound_sympy(expr, self._ranges)
+            found = self._found[expr] = (int(sympy.floor(at.lower)), int(sympy.ceiling(at.upper)))
+        return found
+
+    def upper(self, expr: sympy.Expr) -> int:
+        """The greatest value of ``expr``. Raises NotImplementedError for a size that only the device knows."""
+        return self._both(expr)[1]
+
+    def lower(self, expr: sympy.Expr) -> int:
+        """The least value of ``expr``."""
+        return self._both(expr)[0]
+
+    def prefix(self, expr: sympy.Expr) -> Dim:
+        """A dimension of ``expr`` elements before its padding. Raises NotImplementedError for one without a bound."""
+        extent = self.upper(expr)
+        if extent >= UNBOUNDED:
+            raise NotImplementedError(f"the extent {expr} has no bound")
+        return canonical([Factor(extent, expr)])

@@ -1,0 +1,281 @@
+"""A compiled graph with symbolic extents: pads its inputs, launches, and gives outputs of their true size.
+
+Padding and cutting are copies in the host's memory: they compile nothing, whatever the size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+from torch import fx
+
+from emutpu.backend.cell import layout_of
+from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
+from emutpu.backend.compile.settings import CompileSettings
+from emutpu.backend.dtypes import numpy_dtype
+from emutpu.backend.dynamism.buckets import Symbol, choose, sizes_of
+from emutpu.backend.dynamism.extents import UNBOUNDED, Bounds, expression
+from emutpu.backend.dynamism.rules import Symbolic
+from emutpu.backend.dynamism.transfer import ORIGIN, At, cut, kept, padded, read, strided, write
+from emutpu.backend.dynamism.translate import Given, Translated, translate
+from emutpu.backend.runtime import runtime
+from emutpu.backend.storage import DEVICE, tensor_over, wrap
+
+__all__ = ["BoundedGraph", "bounded_graph", "has_symbols"]
+
+
+Bucket = tuple[tuple[sympy.Symbol, int], ...]
+
+
+def has_symbols(module: fx.GraphModule) -> bool:
+    """Whether an input of a graph has a symbolic extent, or is a symbolic number."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return True
+        if isinstance(value, torch.Tensor) and any(isinstance(extent, torch.SymInt) for extent in value.shape):
+            return True
+    return False
+
+
+@dataclasses.dataclass(slots=True)
+class _Program:
+    """One bucket's executable."""
+
+    translated: Translated
+    compiled: CompiledGraph
+
+
+class BoundedGraph:
+    """Call it with a list of inputs, which it empties; gives the list of outputs.
+
+    ``visible`` outputs are the caller's, those after them go to another bounded graph; None: all are the caller's.
+    ``grows`` adds a bucket where a size exceeds them all, instead of raising RuntimeError.
+    ``note`` is called with each bucket's compiled graph.
+    """
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        name: str,
+        *,
+        buckets: int = 1,
+        bucket_size: int = 128,
+        visible: int | None = None,
+        grows: bool = False,
+        note: Callable[[CompiledGraph], None] | None = None,
+    ) -> None:
+        self._boxed_call = True  # on the object: wrappers copy what they find there
+        self.module = module
+        self.name = name
+        self.visible = visible
+        self.grows = grows
+        self.note = note
+        self.bucket_size = bucket_size
+        self.programs: dict[Bucket, _Program] = {}
+        self._placeholders = list(module.graph.find_nodes(op="placeholder"))
+        environment = _environment(module)
+        self._sources = _sources(self._placeholders)
+        self.symbols = [_bounded(symbol, environment, self._placeholders) for symbol in self._sources]
+        _check_guards(environment, self.symbols)
+        self.sizes = {s.symbol: sizes_of(s, buckets, bucket_size) for s in self.symbols if not s.number}
+        self._numbers: dict[tuple[int, ...], dict[sympy.Expr, int | float]] = {}
+        self._tensors: dict[tuple[int, float, torch.dtype], torch.Tensor] = {}
+        hints = {s.symbol: _hint(environment, s) for s in self.symbols}
+        self._program(choose(hints, self.sizes))
+
+    # A call ----------------------------------------------------------------------------------------------
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        values = {symbol: _read(inputs, source) for symbol, source in self._sources.items()}
+        program = self._program(self._bucket(values))
+        number = self._evaluator(values)
+        translated = program.translated
+        given: list[Any] = [
+            padded(inputs[position], extents) if extents is not None else inputs[position]
+            for position, extents in zip(translated.positions, translated.extents, strict=True)
+        ]
+        sizes = [self._size(number(expr), expr) for expr in translated.sizes]
+        arguments = [given[place] if place >= 0 else sizes[~place] for place in translated.order]
+        del given
+        results = program.compiled(arguments)
+        for wrote in translated.writes:
+            write(inputs[wrote.position], cut(read(results[wrote.number]), wrote.dims, number))
+        outputs = [
+            self._output(output, results, inputs, number, self.visible is not None and n >= self.visible)
+            for n, output in enumerate(translated.outputs)
+        ]
+        inputs.clear()
+        return outputs
+
+    def _bucket(self, values: dict[sympy.Symbol, int]) -> Bucket:
+        for symbol in self.symbols:
+            if values[symbol.symbol] < symbol.lower:
+                raise RuntimeError(
+                    f"Dynamic shape lower/upper bound check failed: {symbol.symbol} is {values[symbol.symbol]}, "
+                    f"expected {symbol.lower} to {symbol.upper}"
+                )
+            if self.grows and not symbol.number and values[symbol.symbol] > self.sizes[symbol.symbol][-1]:
+                larger = dataclasses.replace(symbol, upper=2 * values[symbol.symbol])
+                self.sizes[symbol.symbol] += sizes_of(larger, 1, self.bucket_size)
+        return choose(values, self.sizes)
+
+    def _program(self, bucket: Bucket) -> _Program:
+        program = self.programs.get(bucket)
+        if program is None:
+            upper = {s.symbol: s.upper for s in self.symbols} | dict(bucket)
+            bounds = Bounds({s.symbol: s.lower for s in self.symbols}, upper)
+            translated = translate(self.module, bounds, self.visible)
+            compiled = compile_graph(translated.module, self.name)
+            if self.note is not None:
+                self.note(compiled)
+            program = self.programs[bucket] = _Program(translated, compiled)
+        return program
+
+    def _evaluator(self, values: dict[sympy.Symbol, int]) -> At:
+        """Gives an expression's value at the sizes of this call."""
+        found = self._numbers.setdefault(tuple(values.values()), {})
+
+        def number(expr: sympy.Expr) -> Any:
+            value = found.get(expr)
+            if value is None:
+                exact = expr.xreplace({symbol: sympy.Integer(size) for symbol, size in values.items()})
+                value = found[expr] = int(exact) if expr.is_integer else float(exact)
+            return value
+
+        return number
+
+    def _size(self, value: float, expr: sympy.Expr) -> torch.Tensor:
+        """A size as 0-d tensor of the device; made once for each value."""
+        dtype = torch.int64 if expr.is_integer else torch.float32
+        key = (id(runtime().client), value, dtype)
+        tensor = self._tensors.get(key)
+        if tensor is None:
+            array = np.array(value, numpy_dtype(dtype))
+            layout = layout_of((), dtype)
+            buffer = runtime().client.from_host(array)
+            tensor = self._tensors[key] = wrap(buffer, layout, array.nbytes, dtype, (), (), ORIGIN)
+        return tensor
+
+    def _output(self, output: Given, results: Sequence[Any], inputs: Sequence[Any], at: At, saved: bool) -> Any:
+        view, value = output.view, output.value
+        if output.number is None and view is None:
+            if isinstance(value, Symbolic):
+                return at(value.expr)
+            return inputs[self._placeholders.index(value)] if isinstance(value, fx.Node) else value
+        if view is None:
+            assert output.number is not None
+            return results[output.number]
+        size, stride = tuple(map(at, view.size)), tuple(map(at, view.stride))
+        if output.number is None:
+            base = inputs[value]
+            offset = int(base.storage_offset()) + at(view.offset)
+            return tensor_over(base.untyped_storage(), base.dtype, offset, size, stride)
+        result = results[output.number]
+        if result.device.type != DEVICE.type:
+            return torch.from_numpy(cut(result.numpy(), output.dims, at).copy())
+        if saved:
+            return kept(result, size)
+        return strided(cut(read(result), output.dims, at), result.dtype, size, stride, at(view.offset))
+
+
+def bounded_graph(
+    settings: CompileSettings,
+    name: str,
+    module: fx.GraphModule,
+    *,
+    training: bool,
+    note: Callable[[CompiledGraph], None],
+) -> BoundedGraph:
+    """A graph of AOTAutograd's with symbols. Of a ``training`` forward the outputs that are saved stay padded."""
+    visible = None
+    if training:
+        context = torch._guards.TracingContext.try_get()
+        metadata = None if context is None else context.fw_metadata
+        visible = None if metadata is None else metadata.num_forward
+    configuration = runtime().configuration
+    return BoundedGraph(
+        module,
+        name,
+        buckets=settings.buckets,
+        bucket_size=settings.bucket_size,
+        visible=visible,
+        grows=configuration is not None and configuration.assume_bounded,
+        note=note,
+    )
+
+
+# Symbols -------------------------------------------------------------------------------------------------
+
+
+def _environment(module: fx.GraphModule) -> Any:
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        candidates = (value, *value.shape) if isinstance(value, torch.Tensor) else (value,)
+        for candidate in candidates:
+            if isinstance(candidate, torch.SymInt | torch.SymFloat):
+                return candidate.node.shape_env
+    raise AssertionError("a graph without symbols has no bounds")
+
+
+def _sources(placeholders: Sequence[fx.Node]) -> dict[sympy.Symbol, tuple[int, int | None]]:
+    """Where each symbol's value is found: in which input, in which of its dimensions."""
+    found: dict[sympy.Symbol, tuple[int, int | None]] = {}
+    every: set[sympy.Symbol] = set()
+    for position, node in enumerate(placeholders):
+        value = node.meta.get("val")
+        parts: list[tuple[int | None, Any]] = [(None, value)]
+        if isinstance(value, torch.Tensor):
+            parts = list(enumerate(value.shape))
+        for axis, part in parts:
+            if isinstance(part, torch.SymInt):
+                expr = expression(part)
+                every |= expr.free_symbols
+                if expr.is_Symbol:
+                    found.setdefault(expr, (position, axis))
+    if every - found.keys():
+        raise NotImplementedError(f"the sizes {sorted(map(str, every - found.keys()))} are extents of no input")
+    return found
+
+
+def _read(inputs: Sequence[Any], source: tuple[int, int | None]) -> int:
+    position, axis = source
+    return int(inputs[position] if axis is None else inputs[position].shape[axis])
+
+
+def _bounded(symbol: sympy.Symbol, environment: Any, placeholders: Sequence[fx.Node]) -> Symbol:
+    known = environment.var_to_range[symbol]
+    values = (node.meta.get("val") for node in placeholders)
+    extents = [expression(n) for value in values if isinstance(value, torch.Tensor) for n in value.shape]
+    using = [extent for extent in extents if symbol in extent.free_symbols]
+    if not using:
+        return Symbol(symbol, -UNBOUNDED, UNBOUNDED, number=True)
+    lower = max(1, int(known.lower))
+    hint = int(environment.backed_var_to_val.get(symbol, lower))
+    upper = int(known.upper) if known.upper.is_Integer and known.upper < UNBOUNDED else 2 * hint
+    offset = next((rest for extent in using if (rest := extent - symbol).is_Integer), 0)
+    return Symbol(symbol, lower, upper, int(offset))
+
+
+def _hint(environment: Any, symbol: Symbol) -> int:
+    return int(environment.backed_var_to_val.get(symbol.symbol, symbol.upper))
+
+
+def _check_guards(environment: Any, symbols: Sequence[Symbol]) -> None:
+    """The bounds themselves must be sizes that the graph was traced for."""
+    from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
+
+    upper = {symbol.symbol: sympy.Integer(symbol.upper) for symbol in symbols if not symbol.number}
+    for guard in environment.guards:
+        if (
+            guard.expr.free_symbols
+            and guard.expr.free_symbols <= upper.keys()
+            and guard.expr.xreplace(upper) is sympy.false
+        ):
+            shown = {str(symbol): int(value) for symbol, value in upper.items()}
+            raise ConstraintViolationError(f"Upper bounds {shown} violate active shape guard: {guard.expr}")
