@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
@@ -98,6 +99,7 @@ class CompileCache:
         self._make_lower = lower
         self._lower: LowerTiers | None = None
         self._pool = CompilePool(threads)
+        self._queued: Counter[Key] = Counter()
         self._closed = False
         self._announced = 0
         self.hits = 0
@@ -177,7 +179,22 @@ class CompileCache:
     ) -> Future[Acquired]:
         """:meth:`request` on the compile pool. ``compile_module`` must not depend on the caller's thread."""
         _LOG.info("[TtPerf] Scheduled compilation for key: %s", key)
-        return self._pool.submit(self.request, key, compile_module, options, build)
+        with self._lock:
+            self._queued[key] += 1
+
+        def job() -> Acquired:
+            try:
+                return self.request(key, compile_module, options, build)
+            finally:
+                with self._lock:
+                    self._queued -= Counter((key,))
+
+        return self._pool.submit(job)
+
+    def expects(self, key: Key) -> bool:
+        """Whether the executable is here, or under way."""
+        with self._lock:
+            return key in self._entries or key in self._flights or key in self._queued
 
     # ------------------------------------------------------------------------------------------ misses
 

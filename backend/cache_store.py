@@ -20,7 +20,7 @@ from pathlib import Path
 from emutpu.backend.cache_entry import LARGEST, RejectedEntry
 from emutpu.backend.cache_upkeep import QUARANTINE, folder_bytes, prune
 
-__all__ = ["LOCK_SECONDS", "DirectoryStore", "UnsafeFolder", "open_folder"]
+__all__ = ["LOCK_SECONDS", "DirectoryStore", "UnsafeFolder", "open_folder", "read_file"]
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK opening a planted FIFO would wait for ever.
@@ -247,6 +247,20 @@ class DirectoryStore:
         except FileNotFoundError:
             return False
         return there.st_ino == os.fstat(descriptor).st_ino
+
+
+def read_file(path: str | Path) -> bytes:
+    """A file of ours, by the rules of an entry's. Raises RejectedEntry for anything else, and OSError."""
+    try:
+        descriptor = os.open(path, _READ)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise RejectedEntry(f"{path}: a symbolic link or a device") from None
+        raise
+    try:
+        return _read_all(descriptor, _check_file(descriptor))
+    finally:
+        os.close(descriptor)
 
 
 def _try_lock(descriptor: int) -> bool:

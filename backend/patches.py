@@ -230,6 +230,7 @@ def _print_from_the_host() -> None:
 
     original: Any = _tensor_str._tensor_str
 
+    @functools.wraps(original)
     def tensor_str(self: torch.Tensor, indent: int) -> str:
         here = self.device.type == DEVICE.type and runtime().mode is not EagerMode.DEFER_AND_FUSE
         text: str = original(self.cpu() if here else self, indent)

@@ -25,7 +25,7 @@ import enum
 import fnmatch
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -50,6 +50,7 @@ __all__ = [
     "ModelledCost",
     "OutOfRange",
     "PjrtError",
+    "PlainBuffer",
     "ResourceExhausted",
     "Topology",
     "Transport",
@@ -157,14 +158,13 @@ class Buffer(Protocol):
         ...
 
 
-class ErrorBuffer:
-    """The result of a launch that failed asynchronously: every read raises ``error``, every launch on it propagates it."""
+class PlainBuffer:
+    """A buffer that is not a framework's array: shape and dtype, ready at once. Subclasses hold a value, or an error."""
 
-    __slots__ = ("_deleted", "aval", "error")
+    __slots__ = ("_deleted", "aval")
 
-    def __init__(self, aval: Aval, error: PjrtError) -> None:
+    def __init__(self, aval: Aval) -> None:
         self.aval = aval
-        self.error = error
         self._deleted = False
 
     @property
@@ -188,7 +188,23 @@ class ErrorBuffer:
     def is_ready(self) -> bool:
         return True
 
-    def block_until_ready(self) -> ErrorBuffer:
+    def block_until_ready(self) -> Self:
+        """Raises FailedPrecondition for a deleted buffer."""
+        if self._deleted:
+            raise FailedPrecondition("the buffer has been deleted or donated")
+        return self
+
+
+class ErrorBuffer(PlainBuffer):
+    """The result of a launch that failed asynchronously: every read raises ``error``, every launch on it propagates it."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, aval: Aval, error: PjrtError) -> None:
+        super().__init__(aval)
+        self.error = error
+
+    def block_until_ready(self) -> Self:
         raise self.error
 
 

@@ -34,10 +34,12 @@ FORK_MESSAGE = (
 @dataclasses.dataclass(frozen=True, slots=True)
 class Configuration:
     """How the face set the backend up: what makes the client, which chip is emulated, what is allowed,
-    whose bugs.
+    whose bugs; ``assume_bounded`` whether torch.compile bounds the dimensions that it finds to vary.
 
     ``versions`` are those of the emulated TorchTPU, in every key; ``compile_threads`` the size of the compile pool, None
     for TorchTPU's own; ``make_tiers`` gives the tiers of the compile cache below the process, for a client.
+
+    ``binary`` gives the binary fingerprint for a client, ``secret`` signs what is native code.
 
     ``tiled`` gives the bytes of HBM of an array by shape and element size; ``hbm_limit`` is None where memory is
     unlimited; ``host_issue`` is the host's time per launch in picoseconds, None to measure it. ``collective`` gives the
@@ -53,8 +55,11 @@ class Configuration:
     versions: Versions = dataclasses.field(default_factory=Versions)
     compile_threads: int | None = None
     make_tiers: Callable[[Client], LowerTiers | None] | None = None
+    binary: Callable[[Client], str] | None = None
+    secret: bytes | None = dataclasses.field(default=None, repr=False)
     repeats: str = "safe"
     quirks: str | None = None
+    assume_bounded: bool = False
     tiled: Callable[[tuple[int, ...], int], int] | None = None
     hbm_limit: int | None = None
     host_issue: int | None = DEFAULT_ISSUE
@@ -149,6 +154,16 @@ class Runtime:
     def _make_tiers(self) -> LowerTiers | None:
         make = self.configuration.make_tiers if self.configuration is not None else None
         return make(self.client) if make is not None else None
+
+    def binary_fingerprint(self) -> str:
+        """What decides native code beside a logical key: the client's versions and flags, and our own sources."""
+        make = self.configuration.binary if self.configuration is not None else None
+        return make(self.client) if make is not None else self.client.fingerprint()
+
+    @property
+    def cache_secret(self) -> bytes | None:
+        """What signs native code that leaves the process (``EMUTPU_CACHE_KEY``)."""
+        return self.configuration.secret if self.configuration is not None else None
 
     def _shut_down(self, process: int) -> None:
         if os.getpid() == process:

@@ -246,17 +246,19 @@ def _client(settings: _settings.Settings) -> Client:
     return client if _State.watching is None else _State.watching(client)
 
 
-def _tiers(wanted: TierSettings, versions: Versions, client: Client) -> LowerTiers | None:
+def _binary(versions: Versions, client: Client) -> str:
     import torch
 
-    from emutpu.backend.cache_setup import make_tiers
     from emutpu.backend.keys import binary_fingerprint, source_fingerprint
 
-    def binary() -> str:
-        folders = [Path(str(importlib.util.find_spec(f"emutpu.{name}").origin)).parent for name in _COMPILERS]  # type: ignore[union-attr]  # they are imported
-        return binary_fingerprint(client.fingerprint(), versions, str(torch.__version__), source_fingerprint(*folders))
+    folders = [Path(str(importlib.util.find_spec(f"emutpu.{name}").origin)).parent for name in _COMPILERS]  # type: ignore[union-attr]  # they are imported
+    return binary_fingerprint(client.fingerprint(), versions, str(torch.__version__), source_fingerprint(*folders))
 
-    return make_tiers(wanted, client, binary)
+
+def _tiers(wanted: TierSettings, versions: Versions, client: Client) -> LowerTiers | None:
+    from emutpu.backend.cache_setup import make_tiers
+
+    return make_tiers(wanted, client, lambda: _binary(versions, client))
 
 
 def _collective(op: str, operand: float, devices: int, world: int, where: Slice) -> ModelledCost | None:
@@ -275,8 +277,8 @@ def _configuration(settings: _settings.Settings) -> Configuration:
 
     versions = Versions(settings.binary_version, settings.pjrt_version)
     where = _slice(settings)  # an illegal slice is a bad setting: say so now rather than at the first op
-    if settings.cache_key is not None:
-        tier_settings(settings)  # so is an unusable secret
+    # So is an unusable secret.
+    secret = tier_settings(settings).secret if settings.cache_key is not None else None
     return Configuration(
         make_client=lambda: _client(settings),
         chip=settings.chip,
@@ -287,8 +289,11 @@ def _configuration(settings: _settings.Settings) -> Configuration:
         versions=versions,
         compile_threads=settings.compile_threads or default_threads(settings.nproc),
         make_tiers=lambda client: _tiers(tier_settings(settings), versions, client),
+        binary=lambda client: _binary(versions, client),
+        secret=secret,
         repeats=settings.detect_repeated_ops,
         quirks=settings.quirks,
+        assume_bounded=settings.bounded_dynamism is not None,
         tiled=tiled_bytes,
         hbm_limit=_hbm_limit(settings, chip(settings.chip).hbm_bytes),
         host_issue=None if settings.host_issue is None else round(settings.host_issue * 1e6),

@@ -32,6 +32,7 @@ __all__ = [
     "installed_version",
     "merge",
     "run_document",
+    "this_process",
     "write_document",
 ]
 
@@ -304,7 +305,7 @@ def install_exit_report(path: str) -> None:
 def _write_at_exit(path: str, owner: int, started: float) -> None:
     if os.getpid() != owner:
         return
-    document = _this_process() | {"wall_seconds": time.perf_counter() - started}
+    document = this_process() | {"wall_seconds": time.perf_counter() - started}
     document["notes"] |= {
         "wall_seconds": "since the device was registered",
         "exit_code": "a process cannot report its own exit code; `emutpu run` can",
@@ -315,7 +316,8 @@ def _write_at_exit(path: str, owner: int, started: float) -> None:
         print(f"emutpu: the run report was not written: {error}", file=sys.stderr)
 
 
-def _this_process() -> Document:
+def this_process() -> Document:
+    """What this process did so far, as a run document; looking initialises no device."""
     from emutpu import _settings
 
     chip = _settings.settings().chip

@@ -38,6 +38,7 @@ CHIPS = ("v4", "v5e", "v5p", "v6e", "v7", "v8i", "v8t", NO_CHIP)
 CLIENTS = ("cpu", "interpreter", "dry_run")
 PRECISIONS = ("default", "high", "highest")
 QUIRKS = ("0.2.0",)
+BOUNDED = ("assume",)
 CPU_TARGETS = ("native", "x86-64-v2", "x86-64-v3", "x86-64-v4")
 
 _SLICE = re.compile(r"(?:\d+x)?[a-z][a-z0-9]*-\d+(?:x\d+){0,2}")
@@ -99,6 +100,7 @@ class Settings:
     client: str
     beyond: bool
     quirks: str | None
+    bounded_dynamism: str | None
     precision: str | None
     allow_fallback: bool
     cpu_target: str | None
@@ -271,6 +273,12 @@ VARIABLES: tuple[Variable, ...] = (
     _own_choice("CLIENT", CLIENTS, "cpu", "what runs the executables: compiled on the CPU, interpreted, or cost only"),
     _own_flag("BEYOND", "also run ops that the emulated TorchTPU release does not implement"),
     _own_choice("QUIRKS", QUIRKS, None, "reproduce the known bugs of this TorchTPU release"),
+    _own_choice(
+        "BOUNDED_DYNAMISM",
+        BOUNDED,
+        None,
+        "torch.compile bounds dimensions that it found to vary, instead of compiling each size",
+    ),
     _own_choice("PRECISION", PRECISIONS, None, "float32 matmul precision at start, as torch.tpu.Precision names it"),
     _own_flag("ALLOW_FALLBACK", "run ops that are not implemented on the CPU, counted with their line"),
     _own_choice(

@@ -6,10 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from emutpu.backend.pjrt import (
-    Aval,
     Buffer,
     CompileOptions,
     ErrorBuffer,
@@ -26,46 +23,9 @@ from ._modules import ModuleInfo
 from .checks import check_arguments, check_options, propagate
 from .hbm import total_bytes
 
-__all__ = ["EmulatedBuffer", "EmulatedClient", "EmulatedExecutable", "Launch"]
+__all__ = ["EmulatedClient", "EmulatedExecutable", "Launch"]
 
 Launch = Callable[[Sequence[Any]], Sequence[Any]]
-
-
-class EmulatedBuffer:
-    """A buffer of our own: shape and dtype, ready at once. Subclasses may hold a value."""
-
-    __slots__ = ("_deleted", "aval")
-
-    def __init__(self, aval: Aval) -> None:
-        self.aval = aval
-        self._deleted = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.aval.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.aval.nbytes
-
-    def is_deleted(self) -> bool:
-        return self._deleted
-
-    def delete(self) -> None:
-        self._deleted = True
-
-    def is_ready(self) -> bool:
-        return True
-
-    def block_until_ready(self) -> EmulatedBuffer:
-        """Raises FailedPrecondition for a deleted buffer."""
-        if self._deleted:
-            raise FailedPrecondition("the buffer has been deleted or donated")
-        return self
 
 
 class EmulatedClient:

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from emutpu import _jaxlib
-from emutpu.backend.pjrt import Aval, CompileOptions, MemoryStats, Topology, Unimplemented
+from emutpu.backend.pjrt import Aval, CompileOptions, MemoryStats, PlainBuffer, Topology, Unimplemented
 
-from ._base import EmulatedBuffer, EmulatedClient, EmulatedExecutable, Launch, emulated_launch, readable
+from ._base import EmulatedClient, EmulatedExecutable, Launch, emulated_launch, readable
 from ._modules import ModuleInfo, inspect, parse
 
 __all__ = ["DryRunClient", "DryRunExecutable", "ShapeBuffer"]
 
 
-class ShapeBuffer(EmulatedBuffer):
+class ShapeBuffer(PlainBuffer):
     """A buffer without a value."""
 
     __slots__ = ()

@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 
 from emutpu import _jaxlib
-from emutpu.backend.pjrt import Aval, CompileOptions, MemoryStats, ResourceExhausted, Topology, Unimplemented
+from emutpu.backend.pjrt import (
+    Aval,
+    CompileOptions,
+    MemoryStats,
+    PlainBuffer,
+    ResourceExhausted,
+    Topology,
+    Unimplemented,
+)
 
-from ._base import EmulatedBuffer, EmulatedClient, EmulatedExecutable, emulated_launch, readable
+from ._base import EmulatedClient, EmulatedExecutable, emulated_launch, readable
 from ._modules import ModuleInfo, inspect, parse
 from ._wire import Wire
 from .legalize import VERSION, legalize_precision, own_scatter_operands, widen_bf16_dots
@@ -38,7 +46,7 @@ _LARGEST = 2**34
 _LOCK = threading.RLock()
 
 
-class NumpyBuffer(EmulatedBuffer):
+class NumpyBuffer(PlainBuffer):
     """An immutable array on the host. Deleting frees it."""
 
     __slots__ = ("__weakref__", "_array")

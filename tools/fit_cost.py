@@ -3,7 +3,8 @@
 Reads the recorded compiler estimates in ``tests/data/libtpu_aot``, fits ``simulator/cost/constants.json`` to all of them,
 then fits again without each family in turn and scores the family that was left out. Starts from the same priors every
 time, so a family's own figures never reach the constants it is scored with. ``--write`` writes the constants, and the
-tables into ``docs/cost-model.md`` between its markers; ``--check`` only scores the constants that are there.
+tables into ``docs/cost-model.md`` between its markers. ``--further`` only scores the constants that are there, on the modules
+of ``further.json.xz``, which no fit sees; with ``--write`` that table is written instead.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import lzma
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,7 @@ from tools.layout import ROOT
 __all__ = ["FAMILIES", "Case", "Score", "cases", "fit", "leave_one_out", "main", "priors", "score"]
 
 RECORDS = ROOT / "tests" / "data" / "libtpu_aot"
+FURTHER = RECORDS / "further.json.xz"
 PAGE = ROOT / "docs" / "cost-model.md"
 # A case belongs to the first family whose prefix its name has.
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -99,6 +102,29 @@ def cases(document: Mapping[str, Any], folder: Path = RECORDS) -> list[Case]:
     return found
 
 
+def further(document: Mapping[str, Any]) -> list[Score]:
+    """Scores of modules that no fit sees; what the compiler gave no figure for is None."""
+    recorded = json.loads(lzma.decompress(FURTHER.read_bytes()))
+    found = []
+    for chip_name, records in recorded["chips"].items():
+        constants = Rates.of(chip(chip_name), document["chips"][chip_name], document["shared"])
+        for name, truth in records.items():
+            cost = Model(chip(chip_name), "compiled", constants, expected()).run(read(recorded["modules"][name]))
+            found.append(_scored(name, chip_name, "further", cost, truth))
+    return found
+
+
+def further_table(document: Mapping[str, Any]) -> str:
+    """The Markdown table of them, chip by chip."""
+    scores = further(document)
+    what = [row for row, _, _ in summary(scores)]
+    lines = [f"| chip | modules | {' | '.join(what)} |", "|---" * (len(what) + 2) + "|"]
+    for name in [*dict.fromkeys(each.chip for each in scores), "all"]:
+        group = [each for each in scores if name in (each.chip, "all")]
+        lines.append(f"| {name} | {len(group)} | {' | '.join(value for _, _, value in summary(group))} |")
+    return "\n".join(lines)
+
+
 def _evaluate(case: Case, constants: Rates) -> Estimate:
     return Model(chip(case.chip), "compiled", constants, expected()).cost(case.graph, case.kernels)
 
@@ -165,20 +191,24 @@ def score(case: Case, constants: Mapping[str, Any]) -> Score:
     """How the constants do on one case."""
     cost = _evaluate(case, Rates.of(chip(case.chip), constants["chips"][case.chip], constants["shared"]))
 
-    def ratio(modelled: float, name: str) -> float | None:
-        truth = case.truth[name]
-        return modelled / truth if truth else None
+    return _scored(case.name, case.chip, case.family, cost, case.truth)
+
+
+def _scored(name: str, chip_name: str, family: str, cost: Estimate, truth: Mapping[str, float | None]) -> Score:
+    def ratio(modelled: float, figure: str) -> float | None:
+        known = truth[figure]
+        return modelled / known if known else None
 
     return Score(
-        case.name,
-        case.chip,
-        case.family,
+        name,
+        chip_name,
+        family,
         ratio(cost.flops, "flops"),
         ratio(cost.hbm_bytes, "bytes_accessed"),
         ratio(cost.roofline_seconds, "optimal_seconds"),
         ratio(cost.cycles, "estimated_cycles"),
         cost.cycles,
-        case.truth["estimated_cycles"] or 0.0,
+        truth["estimated_cycles"] or 0.0,
     )
 
 
@@ -269,8 +299,15 @@ def main() -> int:
     """Fit, score and print; exit code 1 where something that must hold does not."""
     parser = argparse.ArgumentParser(prog="python -m tools.fit_cost", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the constants and the page")
+    parser.add_argument("--further", action="store_true", help="score modules that no fit sees")
     options = parser.parse_args()
     document = json.loads(DATA.read_text(encoding="utf-8"))
+    if options.further:
+        found = further_table(document)
+        print(found)
+        if options.write:
+            write_page(found, "further")
+        return 0
     group = cases(document)
     if options.write:
         constants = fit(document["chips"], group)

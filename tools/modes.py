@@ -1,15 +1,21 @@
-"""Modelled step times of five models in Strict and in DeferAndFuse, in dry runs: ``python -m tools.modes``."""
+"""Modelled step times of five models in Strict and in DeferAndFuse, in dry runs: ``python -m tools.modes``.
+
+``--write`` puts the table into ``docs/modelled-device.md``, between its markers.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 
+from tools.fit_cost import write_page
 from tools.layout import ROOT
 
 __all__ = ["MODELS", "main"]
 
+PAGE = ROOT / "docs" / "modelled-device.md"
 _STEPS = """
 import torch
 from torch import nn
@@ -79,11 +85,18 @@ def _step_seconds(text: str, *, defer: bool) -> float:
 
 
 def main() -> None:
-    """Print the table."""
-    print(f"{'model':<12} {'Strict':>10} {'DeferAndFuse':>13} {'ratio':>6}   (modelled ms per training step, v5e)")
+    """Print the table, and write it where that is asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tools.modes", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the table into the page")
+    options = parser.parse_args()
+    rows = ["| model, v5e | Strict, ms a step | DeferAndFuse, ms a step | ratio |", "|---|---|---|---|"]
+    print("\n".join(rows))
     for name, text in MODELS.items():
         strict, deferred = (_step_seconds(text, defer=defer) for defer in (False, True))
-        print(f"{name:<12} {strict * 1e3:>10.3f} {deferred * 1e3:>13.3f} {strict / deferred:>6.2f}", flush=True)
+        rows.append(f"| {name} | {strict * 1e3:.3f} | {deferred * 1e3:.3f} | {strict / deferred:.2f} |")
+        print(rows[-1], flush=True)
+    if options.write:
+        write_page("\n".join(rows), "modes", PAGE)
 
 
 if __name__ == "__main__":

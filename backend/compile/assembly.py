@@ -31,7 +31,7 @@ class CompiledGraph:
         self.device_pieces = tuple(step for step in steps if isinstance(step, DeviceProgram))
         self.host_pieces = len(steps) - len(self.device_pieces)
         self._placeholders = list(module.graph.find_nodes(op="placeholder"))
-        self._returned = output_arguments(module.graph)
+        self.returned = output_arguments(module.graph)
         self._run = self._one() if len(steps) == 1 and self.device_pieces else self._in_order
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
@@ -46,10 +46,10 @@ class CompiledGraph:
             return self._in_order
         sources = [place[node] for node in piece.inputs]
         made = {node: n for n, node in enumerate(piece.outputs)}
-        if any(isinstance(node, fx.Node) and node not in made for node in self._returned):
+        if any(isinstance(node, fx.Node) and node not in made for node in self.returned):
             return self._in_order
-        order = [made[node] if isinstance(node, fx.Node) else None for node in self._returned]
-        fixed = [None if isinstance(node, fx.Node) else node for node in self._returned]
+        order = [made[node] if isinstance(node, fx.Node) else None for node in self.returned]
+        fixed = [None if isinstance(node, fx.Node) else node for node in self.returned]
         direct = order == list(range(len(made)))
 
         def run(inputs: list[Any]) -> list[Any]:
@@ -74,7 +74,7 @@ class CompiledGraph:
                 values.update(zip(piece.outputs, step([values[node] for node in piece.inputs]), strict=True))
             else:
                 _interpret(piece, values)
-        return [self._value(node, values) for node in self._returned]
+        return [self._value(node, values) for node in self.returned]
 
     def _value(self, node: Any, values: dict[fx.Node, Any]) -> Any:
         if not isinstance(node, fx.Node):
@@ -103,8 +103,11 @@ def _interpret(piece: Piece, values: dict[fx.Node, Any]) -> None:
                 values[node] = target(*args, **kwargs)
 
 
-def compile_graph(module: fx.GraphModule, name: str) -> CompiledGraph:
-    """Cut and compile a graph of ATen ops. ``name`` names its modules (``<name>``, or ``<name>_split<i>``).
+def compile_graph(
+    module: fx.GraphModule, name: str, start: Callable[[DeviceProgram], object] = DeviceProgram.prepare
+) -> CompiledGraph:
+    """Cut and compile a graph of ATen ops. ``name`` names its modules (``<name>``, or ``<name>_split<i>``); ``start`` is
+    called with each piece of the device to compile it.
 
     Raises what lowerings and the compiler raise, with the user's line of the op.
     """
@@ -120,7 +123,7 @@ def compile_graph(module: fx.GraphModule, name: str) -> CompiledGraph:
                     continue
                 number = sum(isinstance(step, DeviceProgram) for step in steps)
                 program = DeviceProgram(piece, module, name if count == 1 else _split_name(name, number))
-                program.prepare()
+                start(program)
                 steps.append(program)
         except NeedsContents as error:
             eager |= {error.node}

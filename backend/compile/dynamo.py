@@ -12,10 +12,12 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
+from emutpu.backend.compile.asynchronous import submit
 from emutpu.backend.compile.observe import debug_of, note_recompile, record
 from emutpu.backend.compile.passes import before_autograd, mark_activation_checkpoints
 from emutpu.backend.compile.settings import CompileSettings, parse
 from emutpu.backend.dynamism.program import BoundedGraph, bounded_graph, has_symbols
+from emutpu.backend.quirks import reproduces
 from emutpu.backend.storage import DEVICE
 
 __all__ = ["compile_for_device", "cpu_backend", "uses_device"]
@@ -65,16 +67,30 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     note_recompile(module)
+    if reproduces():
+        _guard_offsets(module)
     before_autograd(module)
     name = settings.name or f"graph_{next(_graphs)}"
     compiler = aot_autograd(
-        fw_compiler=functools.partial(_compile, settings, f"{name}_fwd", training=True),
+        fw_compiler=functools.partial(_compile_forward, settings, f"{name}_fwd", training=True),
         bw_compiler=functools.partial(_compile_backward, settings, f"{name}_bwd"),
-        inference_compiler=functools.partial(_compile, settings, f"{name}_fwd"),
+        inference_compiler=functools.partial(_compile_forward, settings, f"{name}_fwd"),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
     return compiler(module, inputs)
+
+
+def _guard_offsets(module: fx.GraphModule) -> None:
+    """Compile again for an argument at another storage offset, as TorchTPU 0.2.0 does (quirk ``compile-offset-guards``)."""
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.source import TensorProperty, TensorPropertySource
+
+    for node in module.graph.find_nodes(op="placeholder"):
+        argument = node.meta.get("grapharg")
+        if argument is not None and argument.source is not None and _here(node.meta.get("example_value")):
+            source = TensorPropertySource(argument.source, TensorProperty.STORAGE_OFFSET)
+            install_guard(source.make_guard(GuardBuilder.EQUALS_MATCH))
 
 
 def _compile(
@@ -83,7 +99,7 @@ def _compile(
     def note(compiled: CompiledGraph) -> None:
         record(compiled)
         if settings.debug_callback is not None:
-            settings.debug_callback(debug_of(compiled))
+            settings.debug_callback(debug_of(compiled, serializable=settings.serializable))
 
     if has_symbols(module):
         return bounded_graph(settings, name, module, training=training, note=note)
@@ -92,8 +108,17 @@ def _compile(
     return compiled
 
 
+def _compile_forward(
+    settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any], *, training: bool = False
+) -> CompiledGraph | BoundedGraph:
+    if settings.async_compile and not has_symbols(module):  # a bounded graph is built for bounds, at its first call
+        submit(module, name)
+    return _compile(settings, name, module, inputs, training=training)
+
+
 def _compile_backward(
     settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any]
 ) -> CompiledGraph | BoundedGraph:
-    mark_activation_checkpoints(module.graph)
+    if not has_symbols(module):  # a bounded graph is written anew, op by op
+        mark_activation_checkpoints(module.graph)
     return _compile(settings, name, module, inputs)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from emutpu.backend.compile.settings import parse
+from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import DEVICE
 
 __all__ = ["INDUCTOR_REFUSED", "compile_function", "uses_inductor_on_device"]
@@ -58,12 +59,15 @@ def _default_is_inductor() -> bool:
 
 
 def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings for the backend ``"tpu"``. Raises what it refuses."""
+    """The settings for the backend ``"tpu"``: static shapes, unless varying ones are to be bounded. Raises what it refuses."""
     if settings.get("dynamic"):
         raise NotImplementedError(_DYNAMIC_REFUSED)
     mode = settings.get("mode")
     options = {name: value for name, value in (settings.get("options") or {}).items() if name not in _OUTER}
     parse(options, **({"mode": mode} if mode not in (None, "default") else {}))
+    configuration = runtime().configuration
+    if configuration is not None and configuration.assume_bounded and settings.get("dynamic") is None:
+        return dict(settings) | {"backend": DEVICE_BACKEND, "dynamic": None}
     return dict(settings) | {"backend": DEVICE_BACKEND, "dynamic": False}
 
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from emutpu.backend.storage import DEVICE
 
-__all__ = ["Piece", "cut", "on_device", "output_arguments", "tensors_of"]
+__all__ = ["Piece", "cut", "is_collective", "on_device", "output_arguments", "tensors_of"]
 
 _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
 _PASSIVE = frozenset({"placeholder", "get_attr", "output"})
@@ -98,8 +98,29 @@ def _device_argument(node: fx.Node) -> bool:
     return isinstance(device, torch.device) and device.type == DEVICE.type
 
 
-def _collective(node: fx.Node) -> bool:
+def is_collective(node: fx.Node) -> bool:
+    """Whether the node is a functional collective, or waits for one."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES
+
+
+def _collective(node: fx.Node) -> bool:
+    """Whether the node is a collective that the graph is cut at: any but one of a single rank that is declared safe
+    (``custom["spmd_safe"]``, by ``torch.fx.traceback.annotate``), which is part of the region.
+    """
+    if not is_collective(node):
+        return False
+    source = node.args[0] if str(node.target).endswith("wait_tensor.default") else None
+    if isinstance(source, fx.Node) and is_collective(source):
+        return _collective(source)
+    safe = bool((node.meta.get("custom") or {}).get("spmd_safe"))
+    return not (safe and _ranks(node) == 1)
+
+
+def _ranks(node: fx.Node) -> int:
+    from torch.distributed import distributed_c10d
+
+    names = [value for value in node.args if isinstance(value, str)]
+    return distributed_c10d._get_group_size_by_name(distributed_c10d.GroupName(names[-1])) if names else 0
 
 
 def _mutates(node: fx.Node) -> bool:

@@ -33,6 +33,19 @@ class CompileDebug:
     mlir_texts: tuple[str, ...]
     graph_module_debug_strs: tuple[str, ...]
     keys: tuple[str, ...]
+    compiled: CompiledGraph = dataclasses.field(repr=False)
+    serializable: bool = True
+
+    def serialize(self) -> bytes:
+        """The compiled graph as an artifact (:func:`artifact.loads` loads it).
+
+        Raises NotImplementedError for a graph that cannot be saved, or was compiled with ``serializable=False``.
+        """
+        from emutpu.backend.compile import artifact
+
+        if not self.serializable:
+            raise NotImplementedError(f"{self.name} was compiled with options={{'serializable': False}}")
+        return artifact.dumps(self.compiled)
 
     @property
     def mlir_text(self) -> str:
@@ -49,12 +62,14 @@ class CompileDebug:
         return "+".join(self.keys)
 
 
-def debug_of(compiled: CompiledGraph) -> CompileDebug:
+def debug_of(compiled: CompiledGraph, *, serializable: bool = True) -> CompileDebug:
     """Describe a compiled graph. Builds its modules once more, for their text."""
     launches = [program.prepare() for program in compiled.device_pieces]
     texts = [x.replayed.region.text(x.replayed.origins) for x in launches if x.replayed.region is not None]
     keys = [str(x.key) for x in launches if x.replayed.region is not None]
-    return CompileDebug(compiled.name, tuple(texts), (_graph_text(compiled),), tuple(keys))
+    return CompileDebug(
+        compiled.name, tuple(texts), (_graph_text(compiled),), tuple(keys), compiled, serializable=serializable
+    )
 
 
 def _graph_text(compiled: CompiledGraph) -> str:

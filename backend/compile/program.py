@@ -7,6 +7,7 @@ where all inputs lie as they were recorded, the values are read with list compre
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from sys import getrefcount
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from emutpu.backend.cache import Acquired
 from emutpu.backend.cell import Layout
 from emutpu.backend.compile.graph import Piece
 from emutpu.backend.compile.replay import (
@@ -44,7 +46,7 @@ from emutpu.backend.rng import DEFAULT_GENERATOR, TpuGenerator
 from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import cell_of, contiguous_strides, new_storage, storage_cell, tensor_over, wrap
 
-__all__ = ["DeviceProgram"]
+__all__ = ["DeviceProgram", "Launch"]
 
 _storage = torch.Tensor.untyped_storage
 _UNREADY = frozenset({type(None), Pending, Placeholder})
@@ -62,11 +64,25 @@ class DeviceProgram:
         self._options: Options | None = None
         self._epoch = -1
         self._run: Any = None
-        self._launches: dict[Options, _Launch] = {}
+        self._launches: dict[Options, Launch] = {}
 
-    def prepare(self) -> _Launch:
+    def replay(self) -> Replayed:
+        """The piece as a region. Raises NeedsContents, and what lowerings raise."""
+        return replay(self.piece, self.module, self.name)
+
+    def prepare(self) -> Launch:
         """Compile for the calling thread's options. Raises NeedsContents, and what lowerings and the compiler raise."""
         return self._choose(LOCAL.state.options)
+
+    def submit(self) -> tuple[str, Future[Acquired]] | None:
+        """Queue the compilation for the calling thread's options; gives its key. None where it is done, or queued already.
+
+        Raises NeedsContents, and what lowerings raise.
+        """
+        replayed = self.replay()
+        if replayed.region is None:
+            return None
+        return replayed.region.submit(replayed.options, replayed.origins)
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         """The piece's outputs for values of its inputs, both in the piece's order."""
@@ -76,18 +92,18 @@ class DeviceProgram:
         made: list[Any] = self._run(values)
         return made
 
-    def _choose(self, options: Options) -> _Launch:
+    def _choose(self, options: Options) -> Launch:
         if self._epoch != TRACES.epoch:  # the cache was cleared, or the client replaced
             self._launches.clear()
             self._epoch = TRACES.epoch
         launch = self._launches.get(options)
         if launch is None:
-            launch = self._launches[options] = _Launch(replay(self.piece, self.module, self.name), self.name)
+            launch = self._launches[options] = Launch(self.replay(), self.name)
         self._options, self._run = options, launch.run
         return launch
 
 
-class _Launch:
+class Launch:
     """A piece with its executable, for one set of options."""
 
     def __init__(self, replayed: Replayed, name: str) -> None:

@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from emutpu.backend.cell import Cell, Layout
-from emutpu.backend.compile.graph import Piece, output_arguments
+from emutpu.backend.compile.graph import Piece, is_collective, output_arguments
 from emutpu.backend.compile.locations import node_origin
 from emutpu.backend.compile.structured import Body, CannotLoop, scan
 from emutpu.backend.deferred.capture import Capture, Program, capture
@@ -310,6 +310,8 @@ class _Replay:
         target: Any = node.target
         if node.op == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
+        if is_collective(node):  # of one rank, else the graph were cut here
+            return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, args[0])
         name = target._name if isinstance(target, torch._ops.HigherOrderOperator) else None
         if name in _SPECIAL:
             return _SPECIAL[name](self.recording, *args, **kwargs)

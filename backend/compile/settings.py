@@ -29,9 +29,7 @@ class CompileSettings:
 
 
 def parse(options: Mapping[str, Any] | None = None, **unexpected: Any) -> CompileSettings:
-    """Check ``options``. Raises ValueError for numbers out of range, TypeError for unknown names and a bad callback,
-    NotImplementedError for what this version does not emulate.
-    """
+    """Check ``options``. Raises ValueError for numbers out of range, TypeError for unknown names and a bad callback."""
     given = dict(options or {})
     buckets = given.pop("num_dynamic_buckets", 1)
     if isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= _MOST_BUCKETS:
@@ -43,10 +41,6 @@ def parse(options: Mapping[str, Any] | None = None, **unexpected: Any) -> Compil
     if callback is not None and not callable(callback):
         raise TypeError("'debug_callback' must be callable")
     asynchronous = given.pop("async_compile", False)
-    if asynchronous:
-        raise NotImplementedError(
-            "torch.compile(options={'async_compile': True}) is not emulated: leave the option out, and the first call waits"
-        )
     serializable = given.pop("serializable", True)
     name = given.pop("custom_module_name", None)
     name = given.pop("name", name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -113,6 +114,23 @@ class Region:
         if cache.allow:
             self.executables[options] = (key, acquired.executable)
         return key, acquired
+
+    def submit(self, options: Options, origins: Sequence[Origin]) -> tuple[str, Future[Acquired]] | None:
+        """Queue the compilation that :meth:`acquire` would do; gives its key. None if it is done, or queued already.
+
+        Raises what a lowering raises, with the op's line; the future raises PjrtError from the compiler.
+        """
+        key = self.logical_key(options)
+        cache = runtime().cache
+        if options in self.executables or cache.expects(key):
+            return None
+        module = self.build(origins)
+        client = runtime().client
+
+        def compile_module() -> Executable:
+            return client.compile(module, options.compile_options)
+
+        return str(key), cache.submit(key, compile_module, options.compile_options, lambda: module)
 
     def build(self, origins: Sequence[Origin] = ()) -> bytes:
         """The canonical module, with the users' lines as locations where ``origins`` are given."""

@@ -15,12 +15,16 @@ EXCEEDED = "Runtime symbol values {} exceed all compiled buckets: {}"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Symbol:
-    """A size that varies: its least value, its bound, and what is added to it in the first dimension that has it."""
+    """A size that varies: its least value, its bound, and what is added to it in the first dimension that has it.
+
+    One that is ``number`` is an argument that is no extent: it takes any value, and no bucket depends on it.
+    """
 
     symbol: sympy.Symbol
     lower: int
     upper: int
     offset: int = 0
+    number: bool = False
 
 
 def sizes_of(symbol: Symbol, count: int, size: int) -> tuple[int, ...]:
@@ -39,10 +43,10 @@ def choose(
 ) -> tuple[tuple[sympy.Symbol, int], ...]:
     """The least bucket that holds the values. Raises RuntimeError if none does, with TorchTPU's text."""
     chosen = []
-    for symbol, value in values.items():
-        fitting = next((size for size in sizes[symbol] if size >= value), None)
+    for symbol, each in sizes.items():
+        fitting = next((size for size in each if size >= values[symbol]), None)
         if fitting is None:
-            raise RuntimeError(EXCEEDED.format(_shown(values.items()), _all(sizes)))
+            raise RuntimeError(EXCEEDED.format(_shown((name, values[name]) for name in sizes), _all(sizes)))
         chosen.append((symbol, fitting))
     return tuple(chosen)
 

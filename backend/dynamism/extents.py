@@ -11,7 +11,20 @@ import sympy
 import torch
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-__all__ = ["Bounds", "Dim", "Factor", "canonical", "expression", "extent_of", "is_dynamic", "same", "true_of"]
+__all__ = [
+    "UNBOUNDED",
+    "Bounds",
+    "Dim",
+    "Factor",
+    "canonical",
+    "expression",
+    "extent_of",
+    "is_dynamic",
+    "same",
+    "true_of",
+]
+
+UNBOUNDED = 1 << 40  # at least so great is the "bound" of a size that has none
 
 
 def expression(extent: Any) -> sympy.Expr:
@@ -101,5 +114,8 @@ class Bounds:
         return self._both(expr)[0]
 
     def prefix(self, expr: sympy.Expr) -> Dim:
-        """A dimension of ``expr`` elements before its padding."""
-        return canonical([Factor(self.upper(expr), expr)])
+        """A dimension of ``expr`` elements before its padding. Raises NotImplementedError for one without a bound."""
+        extent = self.upper(expr)
+        if extent >= UNBOUNDED:
+            raise NotImplementedError(f"the extent {expr} has no bound")
+        return canonical([Factor(extent, expr)])

@@ -7,6 +7,8 @@ between two kernels are written as their reader wants them, so only the ends of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .attributes import Convolution, Dot
 from .graph import BITS, Node, Spec
 from .kernels import PRODUCTS, Kernel
@@ -46,28 +48,24 @@ def _laid(spec: Spec, minor: int, second: int) -> int:
 def copies(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
     """The relayouts around ``kernel``; ``outputs`` are the ids of the program's results."""
     key = kernel.key
-    if kernel.kind == "reduce":
-        return _NONE
-    if kernel.kind == "convolution":
-        return _convolution(kernel, key, outputs)
-    if kernel.kind in ("reduce_window", "select_and_scatter"):
-        if kernel.kind == "reduce_window" and tree_reduction(key):
-            return _scan(key, rates)
-        return _pooling(kernel, key, outputs)
-    if kernel.kind == "sort":
-        return _sort(key)
-    if kernel.kind == "top_k":
-        return _largest(key)
-    if key.op == "dot_general" and key.attrs[0].lhs_batch:
-        return _product(kernel, key, outputs)
-    if kernel.kind in ("dynamic_update_slice", "scatter"):
-        return _preserving(kernel, key)
-    if kernel.kind == "online_softmax":
-        return _row_major(key, outputs)
+    around = _AROUND.get(kernel.kind)
+    if around is not None:
+        return around(kernel, outputs, rates)
     if key.op == "concatenate" and in_place(key) and id(key) in outputs:
         # Made in a buffer in VMEM, which is operand and result of two partial results, then copied out.
         return Copies(2 * key.spec.padded, 2 * key.spec.padded)
     return _NONE
+
+
+def _windows(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
+    if kernel.kind == "reduce_window" and tree_reduction(kernel.key):
+        return _scan(kernel.key, rates)
+    return _pooling(kernel, kernel.key, outputs)
+
+
+def _batched(kernel: Kernel, outputs: set[int], rates: Rates) -> Copies:
+    del rates
+    return _product(kernel, kernel.key, outputs) if kernel.key.attrs[0].lhs_batch else _NONE
 
 
 def _row_major(key: Node, outputs: set[int]) -> Copies:
@@ -213,3 +211,16 @@ def _preserving(kernel: Kernel, key: Node) -> Copies:
     if base.op == "parameter" and base.attrs[0] >= 0 and not base.attrs[1:]:
         return Copies(2 * size, 0, 1)
     return Copies()
+
+
+_AROUND: dict[str, Callable[[Kernel, set[int], Rates], Copies]] = {
+    "convolution": lambda kernel, outputs, rates: _convolution(kernel, kernel.key, outputs),
+    "reduce_window": _windows,
+    "select_and_scatter": _windows,
+    "sort": lambda kernel, outputs, rates: _sort(kernel.key),
+    "top_k": lambda kernel, outputs, rates: _largest(kernel.key),
+    "dot": _batched,
+    "dynamic_update_slice": lambda kernel, outputs, rates: _preserving(kernel, kernel.key),
+    "scatter": lambda kernel, outputs, rates: _preserving(kernel, kernel.key),
+    "online_softmax": lambda kernel, outputs, rates: _row_major(kernel.key, outputs),
+}

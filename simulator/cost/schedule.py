@@ -175,7 +175,7 @@ def _program_prefetch(
             continue
         first = uses[id(argument)]
         kernel = kernels[first[0]]
-        plain = kernel.key.op == "reduce" and len(first) == 1 and _lone(kernel) and id(kernel.key) in outputs
+        plain = len(first) == 1 and _plain_reduction(kernel, outputs)
         wanted = all(lies_as_wanted(kernels[index], argument) for index in first)
         if not (plain or wanted or _picked_from(kernel, argument)):
             continue
@@ -207,6 +207,13 @@ def _picked_from(kernel: Kernel, value: Node) -> bool:
     """Whether a kernel picks parts of ``value`` at places that are known when it runs: the whole of it is fetched."""
     key = kernel.key
     return key.op in ("gather", "dynamic_slice") and key.inputs[0] is value and len(kernel.roots) == 1
+
+
+def _plain_reduction(kernel: Kernel, outputs: set[int]) -> bool:
+    """Whether a kernel is one reduction whose results are the program's."""
+    key = kernel.key
+    final = id(key) in outputs or any(id(part) in outputs for part in key.users)
+    return key.op == "reduce" and final and _lone(kernel)
 
 
 def _lone(kernel: Kernel) -> bool:

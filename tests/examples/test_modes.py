@@ -13,21 +13,24 @@ from emutpu.backend.deferred.queue import current_queue
 from emutpu.examples import bert_finetuning, digits_cnn, llama_generation, lstm_language_model, timm_training
 from tests.examples.test_examples import PARITY
 
-TRAININGS: dict[str, tuple[Callable[..., list[float]], int]] = {
-    "digits": (digits_cnn.train, 5),
-    "bert": (bert_finetuning.train, 5),
-    "lstm": (lstm_language_model.train, 5),
-    "timm": (timm_training.train, 4),
+# Steps, and how many it takes until all is known: the second first has optimizer state. Where the repeated-op rule cuts
+# in the backward pass, the loss is there before it is read, and a step's end is done with the next step's first read.
+TRAININGS: dict[str, tuple[Callable[..., list[float]], int, int]] = {
+    "digits": (digits_cnn.train, 5, 2),
+    "bert": (bert_finetuning.train, 5, 3),
+    "lstm": (lstm_language_model.train, 5, 3),
+    "timm": (timm_training.train, 4, 2),
 }
 CI = {("digits", "DEFER_AND_FUSE"), ("lstm", "DEFER_NEVER_AND_LAUNCH_BLOCKING")}
 MODES = ("DEFER_AND_FUSE", "DEFER_NEVER_AND_LAUNCH_BLOCKING")
 
 
-def _cases(names: list[str]) -> Iterator[Any]:
-    for name in names:
-        for mode in MODES:
-            marks = () if (name, mode) in CI else pytest.mark.nightly
-            yield pytest.param(name, mode, id=f"{name}-{mode.lower()}", marks=marks)
+def _cases(*names: str) -> list[Any]:
+    return [
+        pytest.param(name, mode, id=f"{name}-{mode.lower()}", marks=() if (name, mode) in CI else pytest.mark.nightly)
+        for name in names
+        for mode in MODES
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -38,17 +41,18 @@ def _highest() -> Iterator[None]:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("name", "mode"), _cases([*TRAININGS]))
+@pytest.mark.parametrize(("name", "mode"), _cases(*TRAININGS))
 def test_losses_follow_the_cpu(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every loss agrees. In DEFER_AND_FUSE nothing is compiled after the second step, which first has optimizer state."""
-    train, steps = TRAININGS[name]
+    """Every loss agrees. In DEFER_AND_FUSE nothing is compiled once the loop is steady."""
+    train, steps, learning = TRAININGS[name]
     expected = train("cpu", steps, 0)
     ends: list[int] = []
     item = torch.Tensor.item
 
     def read(tensor: torch.Tensor) -> Any:
         value = item(tensor)
-        ends.append(LOG.launched)
+        if tensor.device.type == "tpu":  # AdamW reads its step counters on the host
+            ends.append(LOG.launched)
         return value
 
     monkeypatch.setattr(torch.Tensor, "item", read)
@@ -58,13 +62,13 @@ def test_losses_follow_the_cpu(name: str, mode: str, monkeypatch: pytest.MonkeyP
     assert actual == pytest.approx(expected, rel=PARITY)
     assert len(ends) == steps
     if mode == "DEFER_AND_FUSE":
-        later = [region for region in LOG.records(ends[1]) if region.index < ends[-1]]
-        assert len(later) >= steps - 2
+        later = [region for region in LOG.records(ends[learning - 1]) if region.index < ends[-1]]
+        assert len(later) >= steps - learning
         assert [f"{r.reason}, {len(r.ops)} ops at {r.ops[0].location}" for r in later if not r.hit] == []
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("name", "mode"), _cases(["llama"]))
+@pytest.mark.parametrize(("name", "mode"), _cases("llama"))
 def test_generation_gives_equal_tokens(name: str, mode: str) -> None:
     """The same token ids."""
     expected = llama_generation.generate("cpu", 8, 0)

@@ -226,6 +226,112 @@ class TestTime:
             assert bool(cost.assumptions) == (row.name in ("v4", "v8i"))
 
 
+def attention_f32(rows):
+    """Softmax of a batched product, straight into another one, in f32."""
+    scores, heads, sums = f"tensor<8x{rows}x{rows}xf32>", f"tensor<8x{rows}x64xf32>", f"tensor<8x{rows}xf32>"
+    body = f"""
+      %low = stablehlo.constant dense<0xFF800000> : tensor<f32>
+      %zero = stablehlo.constant dense<0.0> : tensor<f32>
+      %s = stablehlo.dot_general %a, %b, batching_dims = [0] x [0], contracting_dims = [2] x [2] : ({heads}, {heads}) -> {scores}
+      %m = stablehlo.reduce(%s init: %low) applies stablehlo.maximum across dimensions = [2] : ({scores}, tensor<f32>) -> {sums}
+      %mb = stablehlo.broadcast_in_dim %m, dims = [0, 1] : ({sums}) -> {scores}
+      %d = stablehlo.subtract %s, %mb : {scores}
+      %e = stablehlo.exponential %d : {scores}
+      %t = stablehlo.reduce(%e init: %zero) applies stablehlo.add across dimensions = [2] : ({scores}, tensor<f32>) -> {sums}
+      %tb = stablehlo.broadcast_in_dim %t, dims = [0, 1] : ({sums}) -> {scores}
+      %p = stablehlo.divide %e, %tb : {scores}
+      %o = stablehlo.dot_general %p, %c, batching_dims = [0] x [0], contracting_dims = [2] x [1] : ({scores}, {heads}) -> {heads}
+      return %o : {heads}"""
+    kind = f"8x{rows}x64xf32"
+    return function((kind, kind, kind), body, (kind,))
+
+
+class TestWhatTheCompilerRewrites:
+    """Mechanisms found in its programs; counts are what it reports for modules of this form."""
+
+    def test_equal_reductions_are_one(self):
+        """A mean that two functions compute is reduced once, also where one of them is called."""
+        total = (
+            "%z = stablehlo.constant dense<0.0> : tensor<f32> "
+            "%r = stablehlo.reduce(%x init: %z) applies stablehlo.add across dimensions = [1] : "
+            "(tensor<64x256xf32>, tensor<f32>) -> tensor<64xf32> "
+        )
+        called = (
+            f"func.func private @sum(%x: tensor<64x256xf32>) -> tensor<64xf32> {{ {total} return %r : tensor<64xf32> }}"
+        )
+        main = function(
+            ("64x256xf32",),
+            total.replace("%x", "%a") + "%s = func.call @sum(%a) : (tensor<64x256xf32>) -> tensor<64xf32> "
+            "%p = stablehlo.multiply %r, %s : tensor<64xf32> return %p : tensor<64xf32>",
+            ("64xf32",),
+        )
+        assert estimate(f"module {{ {called} {main} }}", V5E).flops == 64 * 255 + 64
+
+    def test_two_bounds_are_one_clamp(self):
+        """min(max(x, 0), 6) is one operation."""
+        body = (
+            "%l = stablehlo.constant dense<0.0> : tensor<64x256xf32> %h = stablehlo.constant dense<6.0> : tensor<64x256xf32> "
+            "%0 = stablehlo.maximum %a, %l : tensor<64x256xf32> %1 = stablehlo.minimum %0, %h : tensor<64x256xf32> "
+            "return %1 : tensor<64x256xf32>"
+        )
+        assert estimate(function(("64x256xf32",), body, ("64x256xf32",)), V5E).flops == 64 * 256
+
+    def test_scalars_are_multiplied_first(self):
+        """(x * 0.5) * s takes one operation per element and one for the scalar."""
+        body = (
+            "%h = stablehlo.constant dense<0.5> : tensor<64x256xf32> "
+            "%s = stablehlo.broadcast_in_dim %b, dims = [] : (tensor<f32>) -> tensor<64x256xf32> "
+            "%0 = stablehlo.multiply %a, %h : tensor<64x256xf32> %1 = stablehlo.multiply %0, %s : tensor<64x256xf32> "
+            "return %1 : tensor<64x256xf32>"
+        )
+        assert estimate(function(("64x256xf32", "f32"), body, ("64x256xf32",)), V5E).flops == 64 * 256 + 1
+
+    def test_its_own_softmax_call(self):
+        """Long rows in f32 go to a call whose flops and bytes the compiler does not count; they are executed all the same."""
+        cost = estimate(attention_f32(512), V5E)
+        product = 2 * 8 * 512 * 512 * 64
+        assert cost.flops == product
+        assert cost.executed_flops == 2 * product + 5 * 8 * 512 * 512
+        assert cost.mxu_seconds > 0
+        assert any("online_softmax" in text for text in cost.assumptions)
+
+    def test_short_rows_stay_in_their_products(self):
+        """Rows shorter than the side of the MXU are normalised in the product's kernel."""
+        cost = estimate(attention_f32(64), V5E)
+        assert cost.flops >= 2 * 2 * 8 * 64 * 64 * 64
+
+    def test_a_small_batch_is_split(self):
+        """A convolution over fewer than eight images divides its width into eight parts, each with one position more."""
+        body = (
+            "%0 = stablehlo.convolution(%a, %b) dim_numbers = [b, f, 0, 1]x[o, i, 0, 1]->[b, f, 0, 1], "
+            "window = {stride = [1, 1], pad = [[1, 1], [1, 1]]} {batch_group_count = 1 : i64, feature_group_count = 1 : i64} : "
+            "(tensor<NxCxHxHxbf16>, tensor<CxCx3x3xbf16>) -> tensor<NxCxHxHxbf16> return %0 : tensor<NxCxHxHxbf16>"
+        )
+        few, many = (
+            estimate(
+                function((f"{n}x64x32x32xbf16", "64x64x3x3xbf16"), body.replace("N", n).replace("C", "64").replace("H", "32"),
+                         (f"{n}x64x32x32xbf16",)),
+                V5E,
+            )
+            for n in ("4", "8")
+        )  # fmt: skip
+        rows = 3 * 32 - 2  # window positions inside the image
+        assert few.flops == 2 * 4 * 64 * 64 * rows * (8 * (32 // 8 + 1) * 3)
+        assert many.flops == 2 * 8 * 64 * 64 * rows * rows
+        assert few.hbm_bytes > many.hbm_bytes  # of half the images
+
+    def test_two_cores_share_no_vmem(self):
+        """On a v5p the result of a product goes through HBM to the next kernel, on a v5e it stays."""
+        body = (
+            "%0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] : (tensor<512x512xbf16>, tensor<512x512xbf16>) -> "
+            "tensor<512x512xbf16> %1 = stablehlo.transpose %0, dims = [1, 0] : (tensor<512x512xbf16>) -> tensor<512x512xbf16> "
+            "%2 = stablehlo.dot_general %1, %1, contracting_dims = [1] x [0] : (tensor<512x512xbf16>, tensor<512x512xbf16>) -> "
+            "tensor<512x512xbf16> return %2 : tensor<512x512xbf16>"
+        )
+        module = function(("512x512xbf16",) * 2, body, ("512x512xbf16",))
+        assert estimate(module, chip("v5p")).executed_bytes > estimate(module, V5E).executed_bytes
+
+
 class TestControl:
     """Loops, branches and collectives."""
 

@@ -36,6 +36,13 @@ def test_committed_constants_hold(group):
     holds([fit_cost.score(case, ROWS) for case in group])
 
 
+def test_modules_that_no_fit_sees():
+    """The same bounds hold on 337 further modules, compiled for up to four chips each."""
+    scores = fit_cost.further(ROWS)
+    assert len(scores) > 900
+    holds(scores)
+
+
 def test_memory_of_the_recordings(group):
     """Bytes of arguments and results, tiled, are the compiler's within its padding of scalars; temporaries in HBM are for
     nine modules in ten.

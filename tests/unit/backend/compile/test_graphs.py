@@ -84,6 +84,24 @@ def test_an_offset_does_not_recompile(compiles) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+def test_an_offset_recompiles_where_the_release_is_reproduced(passes) -> None:
+    """``EMUTPU_QUIRKS=0.2.0`` guards storage offsets: another one is another graph, and the cause is said."""
+    passes(
+        """
+        import torch
+        from emutpu.backend.compile.observe import recompilations
+        base = torch.arange(40.0, device="tpu")
+        compiled = torch.compile(lambda x: x.sin() * 2)
+        for start in (0, 10, 0):
+            found = compiled(base[start : start + 10])
+            assert torch.equal(found, base[start : start + 10].sin() * 2)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+        assert len(recompilations()) == 1 and "storage_offset" in recompilations()[0], recompilations()
+        """,
+        EMUTPU_QUIRKS="0.2.0",
+    )
+
+
 def test_donation_spares_other_holders() -> None:
     """A mutated argument's buffer is given up only if nobody else holds it."""
 
@@ -246,3 +264,32 @@ def test_errors_name_the_op_and_the_line() -> None:
     inner = getattr(caught.value, "inner_exception", caught.value)
     assert isinstance(inner, NotImplementedError)
     assert "test_graphs.py" in chain + "".join(getattr(inner, "__notes__", []))
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_collectives_split_the_graph(safe, passes) -> None:
+    """A functional collective of one rank cuts the graph in two modules; where it is declared safe it is part of one."""
+    passes(
+        f"""
+        import contextlib
+        import torch
+        import torch.distributed as dist
+        from torch.distributed import _functional_collectives as collectives
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("cpu:fake,tpu:fake", store=FakeStore(), rank=0, world_size=1)
+
+        def f(x):
+            with torch.fx.traceback.annotate({{"spmd_safe": {safe}}}):
+                y = collectives.all_reduce(x * 2, "sum", dist.group.WORLD)
+                z = collectives.all_gather_tensor(y, 0, dist.group.WORLD)
+            return z + 1
+
+        seen = []
+        compiled = torch.compile(f, options={{"debug_callback": seen.append, "name": "mine"}})
+        assert compiled(torch.arange(3.0, device="tpu")).tolist() == [1, 3, 5]
+        assert [len(debug.mlir_texts) for debug in seen] == [{1 if safe else 2}]
+        assert ("@mine_split1_fwd" in seen[0].mlir_text) == {not safe}
+        dist.destroy_process_group()
+        """
+    )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
 import torch
 
 from emutpu.backend.compile.observe import recompilations
@@ -53,3 +58,16 @@ def test_structured_traces(passes, tmp_path) -> None:
     assert '"name": "torchtpu_fx_graph"' in text
     assert '"name": "torchtpu_stablehlo_graph"' in text
     assert "stablehlo.sine" in text
+    reader = Path(sysconfig.get_path("scripts")) / "tlparse"
+    if not reader.exists():
+        pytest.skip("tlparse is not installed (emutpu[dev])")
+    out = tmp_path / "parsed"
+    done = subprocess.run(
+        [reader, log, "-o", out, "--no-browser"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    index = (out / "index.html").read_text()
+    for name in ("torchtpu_fx_graph", "torchtpu_stablehlo_graph"):
+        assert name in index
+        (file,) = out.rglob(f"{name}*")
+        assert ("aten.sin" if "fx" in name else "stablehlo.sine") in file.read_text()

@@ -1,0 +1,175 @@
+"""From a program of the manifest to a small model on the CPU, its inputs, and whether it can be trained and generate."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from emutpu.conformance import inputs, weights
+from emutpu.conformance.manifest import Program
+from emutpu.conformance.torchvision_schemas import declare
+
+__all__ = ["Built", "NoRecipe", "build", "installed", "loss_of", "results_of"]
+
+
+class NoRecipe(Exception):
+    """The suite has no way yet to make a small model, or inputs, of this program; the message says what lacks."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Built:
+    """A model in evaluation mode, and its keyword arguments; ``labels`` are more of them for training."""
+
+    model: nn.Module
+    inputs: Mapping[str, Any]
+    labels: Mapping[str, Any]
+    generates: bool = False
+
+
+def build(program: Program) -> Built:
+    """The model with wide weights and without dropout. Raises NoRecipe, or what the library raises."""
+    declare()
+    torch.manual_seed(program.seed)
+    built = _BUILDERS[program.builder](program)
+    weights.draw(built.model, program.gain, program.seed)
+    weights.without_dropout(built.model)
+    built.model.eval()
+    return built
+
+
+def results_of(outputs: Any) -> list[Tensor]:
+    """The floating-point tensors of a model's answer, in order. Caches and a loss are none of it."""
+    if isinstance(outputs, Mapping):
+        outputs = {name: value for name, value in outputs.items() if name not in {"loss", "past_key_values"}}
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def loss_of(outputs: Any) -> Tensor | None:
+    """The model's own loss, or the sum of the mean squares of its answer; None when nothing can be differentiated."""
+    own = outputs.get("loss") if isinstance(outputs, Mapping) else None
+    if isinstance(own, Tensor):
+        return own
+    squares = [result.square().mean() for result in results_of(outputs) if result.requires_grad and result.numel()]
+    return torch.stack(squares).sum() if squares else None
+
+
+# ------------------------------------------------------------------------------------------------------- timm
+
+
+def _timm(program: Program) -> Built:
+    import timm
+
+    name = program.architecture
+    published: Any = timm.get_pretrained_cfg(name)
+    channels, side = published.input_size[0], inputs.SIDE
+    options: dict[str, Any] = {"num_classes": 10, **program.options}
+    if program.shrink == "vit":
+        side, small = _small_vit(name)
+        options |= small
+    elif program.shrink == "sized":
+        options["img_size"] = side
+    model = timm.create_model(name, pretrained=False, **options)
+    return Built(model, {"x": inputs.image(channels, side, program.seed)}, {})
+
+
+def _small_vit(name: str) -> tuple[int, dict[str, Any]]:
+    """Image side and constructor arguments: a sixth of the depth, at least two; narrow heads, as many up to four."""
+    import timm
+
+    with torch.device("meta"):
+        whole: Any = timm.create_model(name, pretrained=False)
+    patch = whole.patch_embed.patch_size[0]
+    heads = min(4, whole.blocks[0].attn.num_heads)
+    side = patch * (5 if whole.patch_embed.grid_size[0] % 2 else 4)
+    depth = max(2, len(whole.blocks) // 6)
+    return side, {"img_size": side, "embed_dim": 16 * heads, "depth": depth, "num_heads": heads}
+
+
+# ----------------------------------------------------------------------------------------------- transformers
+
+_LABELLED = ("causal-lm", "masked-lm", "seq-to-seq-causal-lm")
+
+
+def _transformers(program: Program) -> Built:
+    import transformers
+
+    from emutpu.conformance.shrink import shrunk
+
+    transformers.logging.set_verbosity_error()
+    model_type = program.options["model_type"]
+    default = transformers.CONFIG_MAPPING[model_type]()
+    config = shrunk(default)
+    model = getattr(transformers, program.architecture)(config)
+    try:
+        arguments = inputs.for_signature(model, program.seed)
+    except inputs.UnknownArgument as error:
+        raise NoRecipe(str(error)) from error
+    labels = {}
+    if program.task in _LABELLED and "labels" in _parameters(model):
+        labels["labels"] = arguments.get("decoder_input_ids", arguments.get("input_ids"))
+    generates = program.task in {"causal-lm", "seq-to-seq-causal-lm"} and model.can_generate()
+    return Built(model, arguments, labels, generates)
+
+
+def _parameters(model: nn.Module) -> frozenset[str]:
+    return frozenset(inspect.signature(model.forward).parameters)
+
+
+# -------------------------------------------------------------------------------------------------- diffusers
+
+_SPATIAL = 16
+
+
+def _diffusers(program: Program) -> Built:
+    import diffusers
+
+    if not program.options:
+        raise NoRecipe("no small configuration of this diffusers class is written yet")
+    model = getattr(diffusers, program.architecture)(**program.options["config"])
+    generator = torch.Generator().manual_seed(program.seed)
+    shapes: Mapping[str, list[int]] = program.options["inputs"]
+    arguments: dict[str, Any] = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    if "timestep" in _parameters(model):
+        arguments["timestep"] = torch.tensor([10.0])
+    return Built(model, arguments, {})
+
+
+# ------------------------------------------------------------------------------------------------ torchvision
+
+
+def _torchvision(program: Program) -> Built:
+    from torchvision import models
+
+    if program.task == "object-detection":
+        raise NoRecipe("torchvision's compiled operators (nms, roi_align) are not there beside a CPU build of torch")
+    if program.inputs != "image":
+        raise NoRecipe(f"no recipe for inputs of the kind {program.inputs!r} yet")
+    backbone = {"weights_backbone": None} if program.task == "semantic-segmentation" else {}
+    model = models.get_model(program.architecture, weights=None, **backbone)
+    return Built(model, {"x": inputs.image(3, inputs.SIDE, program.seed)}, {})
+
+
+_BUILDERS: Mapping[str, Callable[[Program], Built]] = {
+    "timm": _timm,
+    "transformers": _transformers,
+    "diffusers": _diffusers,
+    "torchvision": _torchvision,
+}
+
+
+@functools.cache
+def installed(builder: str) -> bool:
+    """Whether the library of a builder can be imported."""
+    try:
+        importlib.import_module(builder)
+    except ImportError:
+        return False
+    return True

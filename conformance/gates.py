@@ -1,0 +1,350 @@
+"""The gates: what a program must do on the device before it counts as passed.
+
+Tier 1: it is built, runs forward and, where anything can be differentiated, through one training step, without an
+exception and without a fallback, and its results are finite where the CPU's are. Tier 2: at precision ``highest`` it agrees
+with the CPU: the answer of the forward and the gradients, and the same tokens where it generates. The relative error of a
+tensor is the norm of the difference over the norm of the CPU's. A program that fails on the CPU, or whose float32 is
+far from float64 there, says nothing about the device: it is a defect of the suite.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import functools
+import os
+import random
+import re
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from emutpu.conformance.building import Built, NoRecipe, build, loss_of, results_of
+from emutpu.conformance.fingerprints import fingerprint
+from emutpu.conformance.manifest import Program
+
+__all__ = ["CPU_ONLY", "GRADIENTS", "LOGITS", "MODES", "Outcome", "Report", "examine", "relative_error"]
+
+DEVICE = "tpu"
+MODES = ("strict", "defer", "compile")
+CPU_ONLY = "cpu"  # no mode of the device: whether the suite itself is in order
+# The CPU's own float32 strays from float64 by 1e-6 in the middle and 1e-5 at worst over the smoke suite.
+LOGITS = 1e-4
+GRADIENTS = 1e-3
+# Where the CPU itself strays by more: this many times as far as the CPU, from float64, is as good as the CPU.
+AS_GOOD = 4.0
+_UNFIT = 0.05
+_RATE = 1e-3
+_TOKENS = 8
+
+
+class Outcome(enum.StrEnum):
+    """What became of a program. Nothing else is possible, and every row has one."""
+
+    PASS = "pass"  # noqa: S105  # an outcome
+    CRASH = "crash"
+    MISMATCH = "mismatch"
+    UNSUPPORTED = "unsupported"
+    TIMEOUT = "timeout"
+    NOT_RUN = "not run"
+    CORPUS = "corpus bug"
+
+
+@dataclasses.dataclass(slots=True)
+class Report:
+    """What one program did: the outcome, where and how it failed, and what was measured.
+
+    ``tier1`` and ``tier2`` are None where the tier was not reached. Errors are relative norms. ``ill_conditioned`` names what
+    was judged against float64, since the CPU's float32 strays as far.
+    """
+
+    program: str
+    mode: str
+    outcome: Outcome = Outcome.NOT_RUN
+    stage: str | None = None
+    error: str | None = None
+    traceback: list[str] = dataclasses.field(default_factory=list)
+    op: str | None = None
+    tier1: bool | None = None
+    tier2: bool | None = None
+    trained: bool = False
+    logit_error: float | None = None
+    gradient_error: float | None = None
+    tokens_equal: bool | None = None
+    ill_conditioned: list[str] = dataclasses.field(default_factory=list)
+    fingerprint: str | None = None
+    seconds: float = 0.0
+
+
+class _Mismatch(Exception):
+    """Tier 2 was missed; the message says by what."""
+
+
+class _Unfit(Exception):
+    """The CPU's float32 is so far from float64 that no device can be judged by this program."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Answer:
+    """Results and gradients of one run, on the CPU; ``gradients`` is empty for what cannot be trained."""
+
+    results: list[Tensor]
+    gradients: dict[str, Tensor]
+    finite: bool
+
+
+def examine(program: Program, mode: str, *, fallbacks: Callable[[], int]) -> Report:
+    """Run one program on the CPU and on the device. Raises nothing of a program's making.
+
+    ``fallbacks`` counts the ops that ran on the CPU instead so far.
+    """
+    report = Report(program.name, mode)
+    started = time.perf_counter()
+    try:
+        _examine(program, report, fallbacks)
+    except Exception as error:  # noqa: BLE001  # whatever a program raises is the finding
+        _file(report, error)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _examine(program: Program, report: Report, fallbacks: Callable[[], int]) -> None:
+    report.stage = "cpu"
+    built = build(program)
+    model = copy.deepcopy(built.model)  # before training moves running statistics
+    report.fingerprint = fingerprint(built.model, built.inputs)
+    expected = _answer(built, built.model, nullcontext)
+    if report.mode == CPU_ONLY:
+        report.outcome, report.stage = Outcome.PASS, None
+        return
+    report.stage = "move"
+    before = fallbacks()
+    model = _placed(model, report.mode)
+    report.stage = "device"
+    actual = _answer(built, model, _highest, _to_device, lambda stage: setattr(report, "stage", stage))
+    report.trained = bool(expected.gradients)
+    report.stage = "finite"
+    if expected.finite and not actual.finite:
+        raise FloatingPointError("the device's results, gradients or stepped weights are not finite, the CPU's are")
+    if fallbacks() > before:
+        raise RuntimeError("an op ran on the CPU instead of the device")
+    report.tier1 = True
+    report.stage = "compare"
+    report.tier2 = False
+    _compare(program, built, expected, actual, report)
+    if built.generates:
+        report.stage = "tokens"
+        _compare_tokens(built, model, report)
+    report.tier2, report.outcome, report.stage = True, Outcome.PASS, None
+
+
+def _placed(model: nn.Module, mode: str) -> nn.Module:
+    moved = model.to(DEVICE)
+    if mode == "compile":
+        moved.compile(backend=DEVICE)
+    return moved
+
+
+def _to_device(value: Any) -> Any:
+    return tree_map(lambda leaf: leaf.to(DEVICE) if isinstance(leaf, Tensor) else leaf, value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _highest() -> AbstractContextManager[Any]:
+    tpu: Any = torch.get_device_module(DEVICE)
+    context: AbstractContextManager[Any] = tpu.precision(tpu.Precision.HIGHEST)
+    return context
+
+
+def _answer(
+    built: Built,
+    model: nn.Module,
+    precision: Callable[[], AbstractContextManager[Any]],
+    place: Callable[[Any], Any] = _same,
+    tell: Callable[[str], None] = lambda stage: None,
+) -> _Answer:
+    """Forward in evaluation mode, then one training step. ``tell`` learns which of them runs."""
+    inputs, labels = place(dict(built.inputs)), place(dict(built.labels))
+    _seed()
+    with precision():
+        tell("forward")
+        model.eval()
+        with torch.no_grad():
+            results = [result.detach().cpu() for result in results_of(model(**inputs))]
+        tell("training")
+        gradients, stepped = _trained(model, inputs | labels)
+    values = [*results, *gradients.values(), *stepped]
+    return _Answer(results, gradients, all(bool(value.isfinite().all()) for value in values))
+
+
+def _seed() -> None:
+    """The CPU and the device draw the same: models mask their inputs with numpy's and Python's random numbers."""
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002  # the generator that those models use
+    random.seed(0)
+
+
+def _trained(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Gradients by parameter, and the weights after a step of SGD; both empty where no loss can be differentiated."""
+    model.train()
+    loss = loss_of(model(**arguments))
+    if loss is None or not loss.requires_grad:
+        return {}, []
+    loss.backward()
+    trainable = {name: p for name, p in model.named_parameters() if p.grad is not None}
+    gradients = {name: p.grad.detach().cpu() for name, p in trainable.items() if p.grad is not None}
+    before = {name: p.detach().clone() for name, p in trainable.items()}
+    torch.optim.SGD(trainable.values(), lr=_RATE).step()
+    stepped = [p.detach().cpu() for p in trainable.values()]
+    with torch.no_grad():
+        for name, p in trainable.items():
+            p.copy_(before[name])
+            p.grad = None
+    model.eval()
+    return gradients, stepped
+
+
+# ------------------------------------------------------------------------------------------------ agreement
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm of ``expected``, in float64; infinite for other shapes or other non-finites.
+
+    What is equally infinite or NaN in both counts as equal. Of a tensor that should be zero the norm itself is the error.
+    """
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return float("inf")
+    a, e = (value.to(torch.complex128 if value.is_complex() else torch.float64) for value in (actual, expected))
+    usable = e.isfinite()
+    if not bool((a.isfinite() == usable).all()):
+        return float("inf")
+    difference, size = float((a - e)[usable].norm()), float(e[usable].norm())
+    return difference / size if size else difference
+
+
+def _whole(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors]) if tensors else torch.empty(0)
+
+
+def _compare(program: Program, built: Built, expected: _Answer, actual: _Answer, report: Report) -> None:
+    if len(actual.results) != len(expected.results):
+        raise _Mismatch(f"{len(actual.results)} results, the CPU gives {len(expected.results)}")
+    if actual.gradients.keys() != expected.gradients.keys():
+        missing = sorted(expected.gradients.keys() ^ actual.gradients.keys())
+        raise _Mismatch(f"gradients of {', '.join(missing[:4])} on one side only")
+    report.logit_error = max(map(relative_error, actual.results, expected.results), default=None)
+    names = list(expected.gradients)
+    if names:
+        of_device, of_cpu = (_whole([answer.gradients[name] for name in names]) for answer in (actual, expected))
+        report.gradient_error = relative_error(of_device, of_cpu)
+    missed = [
+        (what, error, limit)
+        for what, error, limit in (
+            ("logits", report.logit_error, LOGITS),
+            ("gradients", report.gradient_error, GRADIENTS),
+        )
+        if error is not None and not error <= limit
+    ]
+    if not missed:
+        return
+    exact = _in_float64(program)
+    for what, error, limit in missed:
+        pick = (lambda answer: answer.results) if what == "logits" else (lambda answer: list(answer.gradients.values()))
+        device, cpu, best = (_whole(pick(answer)) for answer in (actual, expected, exact))
+        strays, allowed = relative_error(device, best), relative_error(cpu, best)
+        if not allowed <= _UNFIT:
+            raise _Unfit(f"the {what} of the CPU stray from float64 by {allowed:.2g}: they say nothing about a device")
+        if not strays <= AS_GOOD * allowed:
+            raise _Mismatch(
+                f"relative error of the {what} {error:.2g}, allowed {limit:.0e}; from float64 the device strays by "
+                f"{strays:.2g}, the CPU by {allowed:.2g}"
+            )
+        report.ill_conditioned.append(what)
+
+
+def _in_float64(program: Program) -> _Answer:
+    built = build(program)
+    return _answer(built, built.model.double(), nullcontext, _widened)
+
+
+def _widened(value: Any) -> Any:
+    def widen(leaf: Any) -> Any:
+        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return tree_map(widen, value)
+
+
+def _compare_tokens(built: Built, model: nn.Module, report: Report) -> None:
+    """Greedy generation gives the same tokens."""
+    prompt = {name: value for name, value in built.inputs.items() if not name.startswith(("decoder_", "use_cache"))}
+    options = {"max_new_tokens": _TOKENS, "min_new_tokens": _TOKENS, "do_sample": False, "num_beams": 1}
+    expected = _generate(built.model, prompt, options)
+    with _highest():
+        actual = _generate(model, _to_device(prompt), options).cpu()
+    report.tokens_equal = bool(torch.equal(actual, expected))
+    if not report.tokens_equal:
+        raise _Mismatch(f"generated {actual.tolist()[0]}, the CPU {expected.tolist()[0]}")
+
+
+def _generate(model: Any, prompt: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
+    tokens: Tensor = model.generate(**prompt, **options)
+    return tokens
+
+
+# ---------------------------------------------------------------------------------------------- what went wrong
+
+_OPERATOR = re.compile(r"operator '(?:aten::)?([\w.:]+)'|aten::([\w.]+)")
+_FRAMES = 6
+
+
+def _file(report: Report, error: Exception) -> None:
+    """The outcome of a program that ended in ``error``, from its kind and from where it came."""
+    report.error = f"{type(error).__name__}: {error}"[:2000]
+    report.traceback = _users_frames(error)
+    if isinstance(error, NoRecipe):
+        report.outcome, report.error = Outcome.NOT_RUN, str(error)
+    elif report.stage == "cpu" or isinstance(error, _Unfit):
+        report.outcome = Outcome.CORPUS
+    elif isinstance(error, _Mismatch):
+        report.outcome, report.error = Outcome.MISMATCH, str(error)
+    elif isinstance(error, NotImplementedError):
+        report.outcome = Outcome.UNSUPPORTED
+        found = _OPERATOR.search(str(error))
+        report.op = (found[1] or found[2]) if found else None
+    else:
+        report.outcome = Outcome.CRASH
+    if report.tier1 is None and report.outcome not in {Outcome.NOT_RUN, Outcome.CORPUS}:
+        report.tier1 = False
+
+
+def _users_frames(error: Exception) -> list[str]:
+    """The innermost lines outside torch, jax and emutpu: the model's."""
+    frames = [
+        f"{frame.filename}:{frame.lineno} {frame.name}: {frame.line}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_inner_folders())
+    ]
+    return frames[-_FRAMES:]
+
+
+@functools.cache
+def _inner_folders() -> tuple[str, ...]:
+    import jax
+
+    import emutpu
+
+    package, *roots = emutpu.__path__  # a checkout has a second one, with folders beside the package
+    beside = [os.path.join(root, name) for root in roots for name in ("backend", "simulator", "conformance")]
+    libraries = [os.path.dirname(library.__file__ or "") for library in (torch, jax)]
+    return tuple(folder + os.sep for folder in (package, *beside, *libraries))

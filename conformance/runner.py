@@ -1,0 +1,210 @@
+"""A run of a suite: which programs, in which processes, into which history."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from emutpu.conformance import manifest
+from emutpu.conformance.history import History, Plan
+from emutpu.conformance.manifest import Program
+from emutpu.conformance.pool import Limits, Task, work_off
+
+__all__ = [
+    "DATABASE",
+    "Progress",
+    "digest",
+    "environment",
+    "mutate",
+    "mutations",
+    "mutations_of",
+    "plan_of",
+    "run",
+    "selected",
+]
+
+DATABASE = "history.sqlite"
+MUTATIONS = "mutations.json"
+_LIBRARIES = ("torch", "jax", "jaxlib", "timm", "transformers", "diffusers", "torchvision")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands after an answer: tasks done of all, and the seconds that the rest will take at this pace."""
+
+    done: int
+    total: int
+    remaining: float
+    answer: Mapping[str, Any]
+
+
+def digest() -> str:
+    """Of the manifest's files: runs of different manifests are never continued."""
+    found = hashlib.sha256()
+    for name in ("programs.jsonl", "models.jsonl", "sources.json"):
+        found.update(files("emutpu.conformance").joinpath("data", name).read_bytes())
+    return found.hexdigest()[:16]
+
+
+def selected(suite: str, shard: tuple[int, int], only: str | None) -> list[Program]:
+    """The programs of a suite's shard whose name matches ``only``. A program is always in the same shard of so many."""
+    number, of = shard
+    return [
+        program
+        for program in manifest.select(suite)
+        if zlib.crc32(program.name.encode()) % of == number - 1
+        and (only is None or fnmatch.fnmatchcase(program.name, only))
+    ]
+
+
+def plan_of(suite: str, modes: Iterable[str], chip: str, shard: tuple[int, int], only: str | None) -> Plan:
+    """The plan of such a run with the manifest that is here."""
+    return Plan(suite, tuple(dict.fromkeys(modes)), chip, shard, only, digest())
+
+
+def environment() -> dict[str, Any]:
+    """What a result depends on beside the plan: versions, and the machine."""
+    from emutpu import __version__
+
+    versions: dict[str, str | None] = {"emutpu": __version__, "python": platform.python_version()}
+    for library in _LIBRARIES:
+        try:
+            versions[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            versions[library] = None
+    return {"versions": versions, "machine": platform.machine(), "cpus": os.cpu_count()}
+
+
+def run(
+    plan: Plan,
+    folder: Path,
+    *,
+    jobs: int,
+    limits: Limits,
+    resume: bool,
+    progress: Callable[[Progress], None],
+) -> int:
+    """Run what the plan names and has no answer yet; gives the run's number in the history of ``folder``.
+
+    With ``resume`` the latest unfinished run of the same plan goes on. The answers are also in ``run-<number>.jsonl``.
+    """
+    tasks = [Task(program.name, mode) for mode in plan.modes for program in selected(plan.suite, plan.shard, plan.only)]
+    with History(folder / DATABASE) as history:
+        number = history.unfinished(plan) if resume else None
+        if number is None:
+            number = history.start(plan, environment())
+        done = history.done(number)
+        left = [task for task in tasks if (task.program, task.mode) not in done]
+        _work(history, number, left, len(tasks), folder, plan, jobs, limits, progress)
+        history.export(number, folder / f"run-{number}.jsonl")
+        history.finish(number)
+    return number
+
+
+def mutate(
+    suite: str, only: str | None, folder: Path, *, jobs: int, limits: Limits, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Put faults into every program of a suite, on the CPU, and keep in ``folder`` how many tier 2 would catch.
+
+    ``progress`` is told how many programs are done, and of how many.
+    """
+    programs = selected(suite, (1, 1), only)
+    answers: list[dict[str, Any]] = []
+
+    def finished(answer: dict[str, Any]) -> None:
+        answers.append(answer)
+        progress(len(answers), len(programs))
+
+    tasks = [Task(program.name, "mutate") for program in programs]
+    variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    work_off(tasks, jobs=jobs, environment=variables, limits=limits, finished=finished)
+    found = mutations_of(answers) | {"suite": suite, "manifest": digest()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MUTATIONS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def mutations_of(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts of the answers of a mutation run: injected and caught by fault, and every fault that was missed."""
+    kept = sorted(answers, key=lambda answer: answer["program"])
+    faults = [(answer["program"], fault) for answer in kept for fault in answer.get("faults", ())]
+    by_fault = {
+        name: {
+            "injected": sum(fault["fault"] == name for _, fault in faults),
+            "caught": sum(fault["fault"] == name and fault["caught"] for _, fault in faults),
+        }
+        for name in sorted({fault["fault"] for _, fault in faults})
+    }
+    return {
+        "programs": len({program for program, _ in faults}),
+        "injected": len(faults),
+        "caught": sum(fault["caught"] for _, fault in faults),
+        "by_fault": by_fault,
+        "missed": [
+            f"{program}: {fault['fault']} ({fault['error']:.1e})" for program, fault in faults if not fault["caught"]
+        ],
+        "failed": {a["program"]: a["error"] for a in kept if a["outcome"] not in {"pass", "missed"}},
+    }
+
+
+def mutations(folder: Path) -> dict[str, Any] | None:
+    """What the latest mutation run of this very manifest found, or None."""
+    if not (folder / MUTATIONS).is_file():
+        return None
+    found: dict[str, Any] = json.loads((folder / MUTATIONS).read_text(encoding="utf-8"))
+    return found if found["manifest"] == digest() else None
+
+
+def _work(
+    history: History,
+    number: int,
+    left: Sequence[Task],
+    total: int,
+    folder: Path,
+    plan: Plan,
+    jobs: int,
+    limits: Limits,
+    progress: Callable[[Progress], None],
+) -> None:
+    started = last = time.monotonic()
+    done = 0
+
+    def finished(answer: dict[str, Any]) -> None:
+        nonlocal done, last
+        history.record(number, answer)
+        now = time.monotonic()
+        history.worked(number, now - last)
+        last = now
+        done += 1
+        pace = (now - started) / done
+        progress(Progress(total - len(left) + done, total, pace * (len(left) - done), answer))
+
+    work_off(left, jobs=jobs, environment=_variables(plan, folder), limits=limits, finished=finished)
+
+
+def _variables(plan: Plan, folder: Path) -> dict[str, str]:
+    """Of a worker: offline, one thread, the device as asked for, and a cache that all workers and later runs share."""
+    fixed = {
+        "EMUTPU_CHIP": plan.chip,
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+    }
+    defaults = {
+        "EMUTPU_BEYOND": "1",
+        "TORCH_TPU_TIER2_COMPILATION_CACHE": "disabled",
+        "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT": str((folder / "cache").resolve()),
+    }
+    return fixed | {name: os.environ.get(name, value) for name, value in defaults.items()}

@@ -1,0 +1,249 @@
+"""Small configurations of transformers models that keep the code path of the full-size ones.
+
+A configuration of the library's default is walked, nested ones included, and every field goes through a table of rules: the
+first rule whose pattern matches its name decides. Depth and heads stay at least two (one stays one), the ratio of query to
+key-value heads keeps its kind, experts stay several, windows become shorter than the sequence, odd sizes stay odd, and
+kernels, strides, patches and what is no size at all stays as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["FEED_FORWARD", "HEADS", "HEAD_DIM", "VOCABULARY", "WIDTH", "shrunk"]
+
+WIDTH, HEADS, HEAD_DIM, FEED_FORWARD = 64, 4, 16, 128
+VOCABULARY, POSITIONS, EXPERTS, WINDOW = 512, 128, 4, 8
+_MOST_LAYERS = 8  # a pattern of layer types is kept until each type occurred, up to here
+_BANDS = 4  # patches along an image's side
+
+Config = Any
+Rule = Callable[[Any, Config], Any]
+
+
+def _at_most(limit: int) -> Rule:
+    """Integers, and those of lists, become at most ``limit``; an odd one becomes an odd one."""
+
+    def rule(value: Any, config: Config) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [rule(entry, config) for entry in value]
+        if not _is_size(value) or value <= limit:
+            return value
+        return limit - 1 if value % 2 and limit % 2 == 0 else limit
+
+    return rule
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _keep(value: Any, config: Config) -> Any:
+    return value
+
+
+def _width(value: Any, config: Config) -> Any:
+    """Widths; those of a list of stages keep their ratios, a narrowest stage of 16."""
+    if not isinstance(value, (list, tuple)):
+        return min(value, WIDTH) if _is_size(value) else value
+    sizes = [entry for entry in value if _is_size(entry) and entry]
+    if len(sizes) != len(value) or not sizes:
+        return value
+    if len(set(sizes)) == 1:
+        return [min(entry, WIDTH) for entry in value]
+    factor = max(1, min(sizes) // 16)
+    return [entry // factor if entry % factor == 0 else max(8, entry // factor // 8 * 8) for entry in value]
+
+
+def _heads(value: Any, config: Config) -> Any:
+    """Query heads; in a list of stages at most eight, in their ratios."""
+    if isinstance(value, (list, tuple)):
+        first = max(1, value[0]) if value and _is_size(value[0]) else 1
+        return [max(1, min(8, entry // first)) if _is_size(entry) else entry for entry in value]
+    return min(value, HEADS) if _is_size(value) else value
+
+
+def _shared_heads(value: Any, config: Config) -> Any:
+    """Key-value heads: one stays one, fewer than the query heads become half of them."""
+    if not _is_size(value) or value == 1:
+        return value
+    queries = getattr(config, "num_attention_heads", None)
+    grouped = _is_size(queries) and value < queries
+    return HEADS // 2 if grouped else min(value, HEADS)
+
+
+def _layers(value: Any, config: Config) -> Any:
+    """Depth: two, or as many as it takes for each type of layer to occur."""
+    if isinstance(value, (list, tuple)):
+        return [min(entry, 2) if _is_size(entry) else entry for entry in value]
+    return min(value, _needed(config)) if _is_size(value) else value
+
+
+_PATTERNS = ("layer_types", "layers_block_type", "mlp_layer_types", "block_types", "indexer_types")
+
+
+def _needed(config: Config) -> int:
+    needed = 2
+    for name in _PATTERNS:
+        types = getattr(config, name, None)
+        if isinstance(types, (list, tuple)) and len(types) > 1:
+            needed = max(needed, *(list(types).index(kind) + 1 for kind in dict.fromkeys(types)))
+    return min(needed, _MOST_LAYERS)
+
+
+def _pattern(value: Any, config: Config) -> Any:
+    return list(value)[: _needed(config)] if isinstance(value, (list, tuple)) else value
+
+
+def _image(value: Any, config: Config) -> Any:
+    """Side of an image: four patches, three where the number of patches is odd; pairs stay pairs."""
+    if isinstance(value, (list, tuple)):
+        return [_image(entry, config) for entry in value]
+    if not _is_size(value):
+        return value
+    patch: Any = getattr(config, "patch_size", None)
+    patch = patch[0] if isinstance(patch, (list, tuple)) and patch else patch
+    if not _is_size(patch) or patch < 8:
+        return min(value, 64)
+    return min(value, patch * (_BANDS - 1 if value // patch % 2 else _BANDS))
+
+
+def _sections(value: Any, config: Config) -> Any:
+    """Parameters of rotary embeddings: the sections of multimodal ones add up to half of the small head."""
+    if not isinstance(value, dict):
+        return value
+    if any(isinstance(entry, dict) for entry in value.values()):
+        return {name: _sections(entry, config) for name, entry in value.items()}
+    if "mrope_section" not in value:
+        return value
+    half = int(HEAD_DIM * (value.get("partial_rotary_factor") or 1.0)) // 2
+    outer = half * 3 // 8
+    return value | {"mrope_section": [half - 2 * outer, outer, outer]}
+
+
+# The first pattern that is found in a field's name decides.
+_RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
+    (re.compile(pattern), rule)
+    for pattern, rule in (
+        (r"^(num_labels|id2label|label2id|chunk_size_feed_forward|type_vocab_size|num_channels)$", _keep),
+        (r"^rope_(parameters|scaling)$", _sections),
+        (r"vocab_size|^n_words$", _at_most(VOCABULARY)),
+        (r"^(" + "|".join(_PATTERNS) + ")$", _pattern),
+        (r"max_position|n_positions|max_source_pos|max_target_pos|^n_ctx$|max_seq|position_embeddings$|max_pos", _at_most(POSITIONS)),
+        (r"sliding_window|attention_window|attention_chunk_size|local_attention$|^window_size$", _at_most(WINDOW)),
+        (r"^(chunk_size|mamba_chunk_size)$", _at_most(16)),
+        (r"(first_k_dense_replace|moe_layer_start_index|num_dense_layers|num_nextn_predict_layers|max_window_layers)$", _at_most(1)),
+        (r"(experts_per_tok(en)?|top_k_experts|moe_k|moe_topk|num_selected_experts|n_group|num_expert_group)$", _at_most(2)),
+        (r"topk_group$|n_shared_experts$|num_shared_experts$", _at_most(1)),
+        (r"index_topk$", _at_most(WINDOW)),
+        (r"experts$", _at_most(EXPERTS)),
+        (r"feature_layer|select_layer|feat_extract|kv_shared|conv_layers|adapter|^num_fpn|per_layer$|no_rope|mlp_only|random_blocks", _keep),
+        (r"(^|_)(layers?|depths?|blocks?)$|n_layers?$|num_layers?$|hidden_layers$|_depths$|layer_depths|num_block_repeats", _layers),
+        (r"(key_value_heads|n_head_kv|num_kv_heads|n_kv_heads|kv_heads)$", _shared_heads),
+        (r"qk_rope_head_dim$|index_head_dim$|rotary_dim$", _at_most(8)),
+        (r"(^|_)(head_dim|dim_head|d_kv|d_head|kv_channels|head_size|attention_head_size)$", _at_most(HEAD_DIM)),
+        (r"(q|kv)_lora_rank$|_lora_rank$", _at_most(32)),
+        (r"^mamba_n_heads$|^mamba_num_heads$", _at_most(8)),
+        (r"(heads?|n_head)$|attention_heads", _heads),
+        (r"state_size$|d_state$|ssm_state", _at_most(8)),
+        (r"time_step_rank$|dt_rank$", _at_most(4)),
+        (r"image_size$|^resolution$|^img_size$", _image),
+        (r"num_queries$|num_query_tokens$|num_latents$|n_latents$", _at_most(8)),
+        (r"codebook_size$|num_codevectors", _at_most(32)),
+        (r"relative_attention_num_buckets$", _at_most(8)),
+        (r"num_conv_pos_embeddings$", _at_most(16)),
+        (r"num_conv_pos_embedding_groups$", _at_most(2)),
+        (r"num_frames$", _at_most(4)),
+        (r"intermediate|ffn|mlp_dim|d_ff$|d_inner|feed_?forward|inner_dim|mlp_hidden", _at_most(FEED_FORWARD)),
+        (r"in_channels$|input_dim$|num_mel|latent_channels|kernel|stride|feature_size$|^channels$|_dim_ratio|partial", _keep),
+        (
+            r"hidden_size|d_model|n_embd|embed_dim|embedding_size|_dim$|^dim$|_channels$|width$|projection|^hidden_dims$",
+            _width,
+        ),
+    )
+)  # fmt: skip
+
+# What no rule over names can know: fields that belong together.
+_TOGETHER: Mapping[str, Mapping[str, Any]] = {
+    "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},
+    "BambaConfig": {"attn_layer_indices": [1]},
+    "EsmConfig": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "token_dropout": False},
+    "DPTConfig": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
+    "BeitConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "Data2VecVisionConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "CvtConfig": {"depth": [1, 2, 3]},
+    "HieraConfig": {"decoder_hidden_size": WIDTH},
+    "EfficientNetConfig": {"hidden_dim": 2560},
+    "AlignVisionConfig": {"hidden_dim": 2560},
+    "LayoutLMv3Config": {"coordinate_size": 12, "shape_size": 8},
+    "XmodConfig": {"default_language": "en_XX"},
+    "DeepseekV2Config": {"n_group": 2, "topk_group": 1},
+    "Lfm2Config": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2, "mamba_n_heads": 8},
+}
+
+_TOKEN = re.compile(r"(token_ids?|token_index|token_idx)$|^(pad|bos|eos|unk|mask|cls|sep)_(index|id)$")
+_NOT_SETTINGS = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "model_type"})
+
+
+def shrunk(config: Config) -> Config:
+    """The small counterpart of a configuration, of the same class. Raises what the class raises for what it refuses."""
+    return _Walk().visit(config)
+
+
+class _Walk:
+    """One walk: special tokens that do not fit the small vocabulary get new, distinct ids from its end downwards."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, int] = {}
+
+    def visit(self, config: Config) -> Config:
+        """A small copy."""
+        from transformers import PreTrainedConfig
+
+        kept: dict[str, Any] = {}
+        vocabulary = self._vocabulary(config)
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name, None)
+            if field.name.startswith("_") or field.name in _NOT_SETTINGS:
+                continue
+            if isinstance(value, PreTrainedConfig):
+                kept[field.name] = self.visit(value)
+            elif isinstance(value, float) and "drop" in field.name:
+                kept[field.name] = 0.0
+            elif _TOKEN.search(field.name):
+                kept[field.name] = self._token(value, vocabulary)
+            elif value is not None and not (field.default is None and not _is_size(value)):
+                kept[field.name] = _ruled(field.name, value, config)
+        kept |= _TOGETHER.get(type(config).__name__, {})
+        if getattr(config, "pad_token_id", 0) is None and "pad_token_id" in kept:
+            kept["pad_token_id"] = 0
+        if getattr(config, "is_encoder_decoder", False) and kept.get("decoder_start_token_id", 0) is None:
+            kept["decoder_start_token_id"] = 0
+        return type(config)(**kept)
+
+    @staticmethod
+    def _vocabulary(config: Config) -> int:
+        size: Any = getattr(config, "vocab_size", None)
+        if not _is_size(size):
+            size = getattr(config.get_text_config(), "vocab_size", None)
+        return min(size, VOCABULARY) if _is_size(size) else VOCABULARY
+
+    def _token(self, value: Any, vocabulary: int) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [self._token(entry, vocabulary) for entry in value]
+        if not _is_size(value) or value < vocabulary // 2:
+            return value
+        return self._tokens.setdefault(value, vocabulary - 4 - len(self._tokens))
+
+
+def _ruled(name: str, value: Any, config: Config) -> Any:
+    for pattern, rule in _RULES:
+        if pattern.search(name):
+            return rule(value, config)
+    return copy.deepcopy(value)

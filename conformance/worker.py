@@ -1,0 +1,78 @@
+"""A process that runs programs of the suite, one at a time: ``python -m emutpu.conformance.worker``.
+
+Every line of standard input is a task, ``{"program": …, "mode": …}``; every answer is a line of JSON on standard output: the
+fields of :class:`gates.Report` and what the device counted. A process of its own, so that a program that takes its process
+down, or never ends, is a finding about that program.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import sys
+import warnings
+from typing import Any
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> int:
+    """Answer until standard input ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would read the answers
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a program prints is no answer
+    warnings.simplefilter("ignore")
+    import torch
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        task = json.loads(line)
+        answers.write(json.dumps(_answer(task["program"], task["mode"])) + "\n")
+        answers.flush()
+    return 0
+
+
+def _answer(name: str, mode: str) -> dict[str, Any]:
+    import torch
+
+    from emutpu._report import this_process
+    from emutpu.conformance import mutation
+    from emutpu.conformance.gates import examine
+    from emutpu.conformance.manifest import programs
+
+    if mode == mutation.MODE:
+        return mutation.answer(programs()[name]) | {"resident_bytes": _resident()}
+    tpu: Any = torch.get_device_module("tpu")
+    tpu.eager_mode = tpu.EagerMode.DEFER_AND_FUSE if mode == "defer" else tpu.EagerMode.DEFER_NEVER
+    before = this_process()
+    report = examine(programs()[name], mode, fallbacks=lambda: _fallbacks(this_process()))
+    after = this_process()
+    ops = collections.Counter(after["ops"]["by_name"]) - collections.Counter(before["ops"]["by_name"])
+    return dataclasses.asdict(report) | {
+        "ops": dict(sorted(ops.items())),
+        "compiles": after["compiles"]["misses"] - before["compiles"]["misses"],
+        "compile_seconds": after["compiles"]["seconds"] - before["compiles"]["seconds"],
+        "fallbacks": _fallbacks(after) - _fallbacks(before),
+        "regions": sum(row["count"] for row in after["regions"]) - sum(row["count"] for row in before["regions"]),
+        "resident_bytes": _resident(),
+    }
+
+
+def _fallbacks(document: dict[str, Any]) -> int:
+    return sum(entry["count"] for entry in document["fallbacks"])
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as stream:
+        return int(stream.read().split()[1]) * _PAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

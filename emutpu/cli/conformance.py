@@ -1,0 +1,310 @@
+"""``emutpu conformance``: real architectures at small sizes on the device, against the CPU."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from emutpu import _settings
+from emutpu.cli._exit import EmulatorExit, EmulatorFailure
+from emutpu.cli._output import console, json_option, write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from emutpu.conformance.runner import Progress
+
+__all__ = ["command"]
+
+_SCHEMA = "emutpu.conformance/1"
+_FOLDER = "reports/conformance"
+_SHOWN = 20
+_GIB = 2**30
+_CAUGHT = 0.97
+
+
+def _shard(context: click.Context, parameter: click.Parameter, given: str) -> tuple[int, int]:
+    number, _, of = given.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise click.BadParameter(f"{given!r} is not i/n with i from 1 to n")
+    return int(number), int(of)
+
+
+_suite = click.option(
+    "--suite", type=click.Choice(("smoke", "reps", "full")), default="smoke", show_default=True, help="Which programs."
+)
+_only = click.option("--only", metavar="PATTERN", help="Only programs with such a name, as in 'timm/resnet*'.")
+_results = click.option(
+    "--results",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=_FOLDER,
+    show_default=True,
+    help="Where the history of all runs is kept.",
+)
+
+
+@click.group("conformance", short_help="A suite of real architectures against the CPU, and its reports.")
+def command() -> None:
+    """Build real architectures at small sizes, run them on the emulated device and on the CPU, and keep what happened.
+
+    Needs the extra: pip install 'emutpu[models]'.
+    """
+
+
+@command.command("list")
+@_suite
+@_only
+@json_option("Write the rows as JSON; '-' is standard output.")
+def list_command(suite: str, only: str | None, json_path: str | None) -> None:
+    """Show the programs of a suite, and how many models each of them stands for."""
+    from emutpu._report import header
+    from emutpu.conformance import manifest
+    from emutpu.conformance.runner import digest, selected
+
+    terminal = console(stderr=json_path == "-")
+    programs = selected(suite, (1, 1), only)
+    names = {program.name for program in programs}
+    models = collections.Counter(model.program for model in manifest.models())
+    for program in programs:
+        terminal.print(f"{program.name}  {program.task}  {models[program.name]} models", markup=False)
+    total = sum(models[name] for name in names)
+    groups = len({program.group for program in programs})
+    terminal.print(f"{len(programs):,} programs of {groups:,} groups stand for {total:,} models")
+    if json_path is not None:
+        rows = [row for row in manifest.rows() if row.program.name in names]
+        write_json(
+            header("conformance-list", _settings.settings().chip)
+            | {
+                "suite": suite,
+                "manifest": digest(),
+                "rows": len(rows),
+                "programs": len(programs),
+                "sources": [dataclasses.asdict(source) for source in manifest.sources().values()],
+                "models": [
+                    dataclasses.asdict(row.model) | {"task": row.program.task, "group": row.program.group}
+                    for row in rows
+                ],
+            },
+            json_path,
+        )
+
+
+@command.command("run")
+@_suite
+@click.option(
+    "--mode",
+    "modes",
+    multiple=True,
+    type=click.Choice(("strict", "defer", "compile")),
+    default=("strict",),
+    show_default=True,
+    help="How ops run; several times for several modes.",
+)
+@click.option("--chip", type=click.Choice(_settings.CHIPS), help="The emulated chip; default that of EMUTPU_CHIP.")
+@click.option("--shard", callback=_shard, default="1/1", show_default=True, metavar="i/n", help="One of n parts.")
+@_only
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
+@click.option("--resume", is_flag=True, help="Go on with the latest unfinished run of the same options.")
+@click.option(
+    "--timeout", type=click.FloatRange(1), default=300, show_default=True, help="Processor seconds for one program."
+)
+@click.option("--memory", type=click.FloatRange(1), default=6, show_default=True, help="GiB for one worker process.")
+@_results
+@json_option("Write the report as JSON; '-' is standard output.")
+def run_command(
+    suite: str,
+    modes: tuple[str, ...],
+    chip: str | None,
+    shard: tuple[int, int],
+    only: str | None,
+    jobs: int,
+    resume: bool,
+    timeout: float,
+    memory: float,
+    folder: Path,
+    json_path: str | None,
+) -> int:
+    """Run the programs of a suite, each of them once, and credit the outcome to every model that is such a program.
+
+    An outcome is pass, crash, mismatch, unsupported, timeout, not run, or a corpus bug: a program that fails on the CPU
+    too. Exits with 1 unless every program that was attempted passed.
+    """
+    from emutpu.conformance import runner
+    from emutpu.conformance.pool import Limits
+
+    chip = chip or _settings.settings().chip
+    if chip == _settings.NO_CHIP:
+        raise click.UsageError("EMUTPU_CHIP=none is a host without a TPU: there is no device to look at")
+    if not runner.selected(suite, shard, only):
+        raise click.UsageError("no program of the suite is in this shard and matches --only")
+    terminal = console(stderr=json_path == "-")
+    number = runner.run(
+        runner.plan_of(suite, modes, chip, shard, only),
+        folder,
+        jobs=jobs,
+        limits=Limits(timeout, int(memory * _GIB)),
+        resume=resume,
+        progress=lambda state: _tell(state, terminal),
+    )
+    document = _document(folder, number)
+    _print(document, terminal)
+    if json_path is not None:
+        write_json(document, json_path)
+    attempted = document["of_programs"]
+    return 1 if set(attempted) - {"pass", "not run", "corpus bug"} else 0
+
+
+def _tell(state: Progress, terminal: Console) -> None:
+    answer = state.answer
+    left = f"{state.remaining / 60:.0f} min left" if state.remaining >= 90 else f"{state.remaining:.0f} s left"
+    detail = "" if answer["outcome"] == "pass" else f": {(answer['error'] or '').partition(chr(10))[0][:160]}"
+    terminal.print(
+        f"[{state.done}/{state.total}, {left}] {answer['outcome']}  {answer['program']} {answer['mode']} "
+        f"({answer['seconds']:.1f} s){detail}",
+        markup=False,
+    )
+
+
+def _document(folder: Path, number: int | None) -> dict[str, Any]:
+    """The document of a run, or of the latest. Raises UsageError where there is none."""
+    from emutpu._report import header
+    from emutpu.conformance.documents import document
+    from emutpu.conformance.history import History
+    from emutpu.conformance.runner import DATABASE, mutations
+
+    if not (folder / DATABASE).is_file():
+        raise click.UsageError(f"{folder} holds no runs: `emutpu conformance run` makes one")
+    with History(folder / DATABASE) as history:
+        runs = [run for run in history.runs() if number is None or run.id == number]
+        if not runs:
+            raise click.UsageError(f"{folder} has no run {number}")
+        found = document(runs[0], history.answers(runs[0].id), mutations(folder))
+        return header("conformance", runs[0].plan.chip) | found
+
+
+def _print(document: Mapping[str, Any], terminal: Console) -> None:
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in document["of_programs"].items())
+    terminal.print(f"run {document['run']}: {document['programs']:,} programs, {outcomes}")
+    for tier, what in (("tier1", "run and train"), ("tier2", "agree with the CPU"), ("predicted_on_chip", "predicted")):
+        counts = document[tier]
+        share = f" ({counts['passed'] / counts['attempted']:.1%})" if counts["attempted"] else ""
+        terminal.print(f"  {what:>18}: {counts['passed']:,} of {counts['attempted']:,} rows{share}")
+    for reason, count in list(document["not_run"].items())[:_SHOWN]:
+        terminal.print(f"  not run, {count} rows: {reason}", markup=False)
+    bugs = document["corpus_bugs"]
+    if bugs:
+        more = f" and {len(bugs) - _SHOWN} more" if len(bugs) > _SHOWN else ""
+        terminal.print(f"  fail on the CPU too: {', '.join(bugs[:_SHOWN])}{more}", markup=False)
+
+
+def _given(folder: Path, name: str) -> dict[str, Any]:
+    """A document by the number of its run in ``folder``, or by the path of its JSON."""
+    if name.isdecimal():
+        return _document(folder, int(name))
+    try:
+        document = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{name!r} cannot be read as JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
+        raise click.UsageError(f"{name!r} is not a report of `emutpu conformance run --json`")
+    return document
+
+
+@command.command("mutate")
+@_suite
+@_only
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
+@_results
+@json_option("Write the counts as JSON; '-' is standard output.")
+def mutate_command(suite: str, only: str | None, jobs: int, folder: Path, json_path: str | None) -> int:
+    """Put faults into the programs of a suite, one call of one op at a time, and count how many tier 2 would catch.
+
+    Runs on the CPU alone. The counts are kept beside the history, and the report shows them. Exits with 1 when less than
+    97 % of the faults are caught.
+    """
+    from emutpu._report import header
+    from emutpu.conformance import runner
+    from emutpu.conformance.pool import Limits
+
+    if not runner.selected(suite, (1, 1), only):
+        raise click.UsageError("no program of the suite matches --only")
+    terminal = console(stderr=json_path == "-")
+    with terminal.status("mutating") as status:
+        found = runner.mutate(
+            suite,
+            only,
+            folder,
+            jobs=jobs,
+            limits=Limits(120, 6 * _GIB),
+            progress=lambda done, total: status.update(f"mutating: {done} of {total}"),
+        )
+    for fault, counts in found["by_fault"].items():
+        terminal.print(f"{counts['caught']:>6} of {counts['injected']} caught: {fault}")
+    for missed in found["missed"]:
+        terminal.print(f"missed  {missed}", markup=False)
+    for program, error in found["failed"].items():
+        terminal.print(f"not run  {program}: {(error or '').partition(chr(10))[0][:160]}", markup=False)
+    terminal.print(f"{found['caught']} of {found['injected']} faults in {found['programs']} programs caught")
+    if json_path is not None:
+        write_json(header("conformance-mutations", _settings.settings().chip) | found, json_path)
+    return 0 if found["injected"] and found["caught"] >= _CAUGHT * found["injected"] else 1
+
+
+@command.command("compare")
+@click.argument("before")
+@click.argument("after")
+@_results
+@json_option("Write the changes as JSON; '-' is standard output.")
+def compare_command(before: str, after: str, folder: Path, json_path: str | None) -> int:
+    """Say what became worse and better from run BEFORE to run AFTER: numbers of runs, or JSON reports of any machine.
+
+    Exits with 1 when a program that passed does not pass any more.
+    """
+    from emutpu._report import header
+    from emutpu.conformance.documents import changes
+
+    terminal = console(stderr=json_path == "-")
+    old, new = _given(folder, before), _given(folder, after)
+    found = changes(old, new)
+    for kind, entries in found.items():
+        terminal.print(f"{len(entries)} {kind}")
+        for entry in entries:
+            terminal.print(
+                f"  {entry['program']} {entry['mode']}: {entry['before']} -> {entry['after']}: {entry['error']}",
+                markup=False,
+            )
+    if json_path is not None:
+        write_json(header("conformance-compare", new["chip"]) | {"before": before, "after": after} | found, json_path)
+    return 1 if found["worse"] else 0
+
+
+@command.command("report")
+@click.argument("run", required=False)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="reports/conformance/site",
+    show_default=True,
+    help="The folder of the site.",
+)
+@_results
+@json_option("Write the report as JSON too; '-' is standard output.")
+def report_command(run: str | None, out: Path, folder: Path, json_path: str | None) -> None:
+    """Make a static site of a run: the number of one, its JSON report, or by default the latest."""
+    from emutpu.conformance.site import write
+
+    document = _document(folder, None) if run is None else _given(folder, run)
+    try:
+        pages = write(document, out)
+    except OSError as error:
+        raise EmulatorFailure(EmulatorExit.REPORT_NOT_WRITTEN, f"the report was not written: {error}") from error
+    console(stderr=json_path == "-").print(f"{pages:,} pages: {out / 'index.html'}")
+    if json_path is not None:
+        write_json(document, json_path)

@@ -1,0 +1,130 @@
+"""Small models keep the code path, and their weights let a fault show."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from emutpu.conformance import inputs, weights
+from emutpu.conformance.building import loss_of, results_of
+from emutpu.conformance.shrink import shrunk
+from emutpu.conformance.torchvision_schemas import declare
+
+declare()
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "queries", "shared"), [("mistral", 4, 2), ("llama", 4, 4), ("qwen3_moe", 4, 2), ("gemma", 4, 4)]
+)
+def test_heads_keep_the_kind_of_their_ratio(model_type, queries, shared):
+    """Grouped queries stay grouped, one key-value head for each query head stays so."""
+    small = shrunk(transformers.CONFIG_MAPPING[model_type]())
+    assert (small.num_attention_heads, small.num_key_value_heads) == (queries, shared)
+
+
+def test_multi_query_stays():
+    """One key-value head is a path of its own."""
+    default = transformers.GemmaConfig(num_key_value_heads=1)
+    assert shrunk(default).num_key_value_heads == 1
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "olmoe"])
+def test_experts_are_chosen_among(model_type):
+    """More experts than a token goes to, or the router would have no choice."""
+    small = shrunk(transformers.CONFIG_MAPPING[model_type]())
+    experts = getattr(small, "num_local_experts", None) or small.num_experts
+    assert experts > small.num_experts_per_tok >= 2
+
+
+def test_every_type_of_layer_occurs():
+    """Gemma 3 has a full layer after five with a window; the window is shorter than the sequence."""
+    small = shrunk(transformers.Gemma3TextConfig())
+    assert set(small.layer_types) == {"sliding_attention", "full_attention"}
+    assert small.num_hidden_layers == len(small.layer_types) >= 2
+    assert small.sliding_window < inputs.LENGTH
+
+
+def test_odd_stays_odd_and_kernels_stay():
+    """An odd number of patches a side, and what a convolution does."""
+    assert shrunk(transformers.CLIPVisionConfig()).image_size // 32 == 3
+    assert shrunk(transformers.ViTConfig()).image_size // 16 == 4
+    default = transformers.Wav2Vec2Config()
+    assert shrunk(default).conv_kernel == default.conv_kernel
+
+
+def test_special_tokens_fit_the_vocabulary():
+    """Ids beyond the small vocabulary become other, distinct ids."""
+    small = shrunk(transformers.BartConfig())
+    assert small.vocab_size == 511  # the full-size one is odd
+    special = (small.pad_token_id, small.bos_token_id, small.eos_token_id)
+    assert len(set(special)) == 3
+    assert max(special) < small.vocab_size
+
+
+def test_no_dropout_is_left():
+    """Neither in a configuration nor in a module."""
+    small = shrunk(transformers.BertConfig())
+    assert (small.hidden_dropout_prob, small.attention_probs_dropout_prob) == (0.0, 0.0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.LSTM(3, 3, 2, dropout=0.5))
+    weights.without_dropout(model)
+    assert model[0].p == model[1].dropout == 0.0
+
+
+class Branch(nn.Module):
+    """A layer scale that switches a branch off, a zero-initialised matrix, a decay, a normalisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((8,), 1e-5))
+        self.zero = nn.Linear(8, 400)
+        nn.init.zeros_(self.zero.weight)
+        self.decay = nn.Parameter(torch.arange(8.0))
+        self.norm = nn.BatchNorm2d(8)
+        self.conv = nn.Conv2d(8, 64, 3, groups=2)
+
+
+def test_drawn_weights():
+    """Standard deviation by fan-in, branches on, vectors with a shape of their own untouched."""
+    model = Branch()
+    weights.draw(model, 1.4, 0)
+    assert model.zero.weight.std().item() == pytest.approx(1.4 / math.sqrt(8), rel=0.1)
+    assert model.conv.weight.std().item() == pytest.approx(1.4 / math.sqrt(4 * 9), rel=0.1)
+    assert model.scale.abs().min() > 0.2
+    assert torch.equal(model.decay, torch.arange(8.0))
+    assert model.norm.weight.std() > 0
+    assert model.norm.running_var.std() > 0
+
+
+def test_a_weight_depends_on_its_name_alone():
+    """Two draws agree, and another module before it changes nothing."""
+    first, second = Branch(), Branch()
+    second.more = nn.Linear(2, 2)
+    weights.draw(first, 1.4, 0)
+    torch.manual_seed(99)
+    weights.draw(second, 1.4, 0)
+    assert torch.equal(first.zero.weight, second.zero.weight)
+
+
+def test_unknown_arguments_are_named():
+    """A model that needs what no recipe makes is a gap of the suite."""
+
+    class Odd(nn.Module):
+        config = transformers.BertConfig()
+
+        def forward(self, moon_phase):
+            return moon_phase
+
+    with pytest.raises(inputs.UnknownArgument, match="moon_phase"):
+        inputs.for_signature(Odd(), 0)
+
+
+def test_results_and_loss():
+    """The model's own loss wins; caches are no results."""
+    logits = torch.ones(2, 3, requires_grad=True)
+    answer = {"loss": logits.sum(), "logits": logits, "past_key_values": torch.zeros(5)}
+    assert [r.shape for r in results_of(answer)] == [(2, 3)]
+    assert loss_of(answer) == 6
+    assert loss_of({"logits": logits * 2}) == 4
+    assert loss_of({"logits": logits.detach()}) is None

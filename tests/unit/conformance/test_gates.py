@@ -1,0 +1,183 @@
+"""Each outcome, from programs that do what the outcome names."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from emutpu.conformance import building, gates
+from emutpu.conformance.building import Built, NoRecipe
+from emutpu.conformance.gates import Outcome
+from emutpu.conformance.manifest import Program
+
+PROGRAM = Program("toy/x", "toy", "x", "toy", "none", {}, "none", 1.4, 0, "toy/x", True, False, None, "pass")
+
+
+class Toy(nn.Module):
+    """A linear layer, with something after it that may depend on the device."""
+
+    def __init__(self, after=lambda y: y):
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.after = after
+
+    def forward(self, x):
+        return self.after(self.linear(x))
+
+
+def on_device(change):
+    """``change`` on the device, nothing on the CPU."""
+    return lambda y: change(y) if y.device.type == "tpu" else y
+
+
+def refuse(y):
+    """An error of the model's own."""
+    raise ValueError("the model is broken")
+
+
+def examine(monkeypatch, after, mode="strict", fallbacks=lambda: 0):
+    """The report of the toy with ``after``."""
+
+    def build(program):
+        if after is None:
+            raise NoRecipe("nobody wrote one")
+        x = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+        return Built(Toy(after), {"x": x}, {})
+
+    monkeypatch.setitem(building._BUILDERS, "toy", build)
+    return gates.examine(PROGRAM, mode, fallbacks=fallbacks)
+
+
+@pytest.mark.parametrize("mode", gates.MODES)
+def test_pass(monkeypatch, mode):
+    """Both tiers, in every mode, with what was measured."""
+    report = examine(monkeypatch, torch.tanh, mode)
+    assert report.outcome == Outcome.PASS, report.error
+    assert (report.tier1, report.tier2, report.trained, report.stage) == (True, True, True, None)
+    assert report.logit_error < 1e-6
+    assert report.gradient_error < 1e-6
+    assert len(report.fingerprint) == 16
+
+
+def test_a_wrong_answer(monkeypatch):
+    """One part in a thousand is a mismatch, and tier 1 is passed."""
+    report = examine(monkeypatch, on_device(lambda y: y * 1.001))
+    assert (report.outcome, report.tier1, report.tier2) == (Outcome.MISMATCH, True, False)
+    assert report.logit_error == pytest.approx(1e-3, rel=0.01)
+    assert "logits" in report.error
+
+
+def test_wrong_gradients(monkeypatch):
+    """The right answer with gradients that vanish."""
+    report = examine(monkeypatch, on_device(lambda y: y.detach() + 0.0 * y))
+    assert report.outcome == Outcome.MISMATCH
+    assert "gradients" in report.error
+    assert report.logit_error < 1e-6
+
+
+def test_gradients_on_one_side_only(monkeypatch):
+    """A loss that cannot be differentiated on the device is told from one that need not be."""
+    report = examine(monkeypatch, on_device(torch.Tensor.detach))
+    assert report.outcome == Outcome.MISMATCH
+    assert "on one side only" in report.error
+
+
+def test_not_finite_on_the_device(monkeypatch):
+    """A NaN that the CPU has not is no answer at all."""
+    report = examine(monkeypatch, on_device(lambda y: y / 0.0))
+    assert (report.outcome, report.tier1, report.stage) == (Outcome.CRASH, False, "finite")
+
+
+def test_a_missing_op_is_named(monkeypatch):
+    """NotImplementedError is a missing op."""
+
+    def lacks(y):
+        raise NotImplementedError("operator 'aten::linalg_cholesky_ex.L' is not implemented for TPU")
+
+    report = examine(monkeypatch, on_device(lacks))
+    assert (report.outcome, report.op) == (Outcome.UNSUPPORTED, "linalg_cholesky_ex.L")
+
+
+def test_a_crash_has_the_models_line(monkeypatch):
+    """The error and where it was raised."""
+    report = examine(monkeypatch, on_device(refuse))
+    assert (report.outcome, report.stage, report.tier1) == (Outcome.CRASH, "forward", False)
+    assert report.error == "ValueError: the model is broken"
+    assert "refuse" in report.traceback[-1]
+
+
+def test_what_fails_on_the_cpu_is_a_corpus_bug(monkeypatch):
+    """It says nothing about the device."""
+    report = examine(monkeypatch, refuse)
+    assert (report.outcome, report.stage, report.tier1) == (Outcome.CORPUS, "cpu", None)
+
+
+def test_no_recipe_is_not_run(monkeypatch):
+    """With the reason."""
+    report = examine(monkeypatch, None)
+    assert (report.outcome, report.error, report.tier1) == (Outcome.NOT_RUN, "nobody wrote one", None)
+
+
+def test_a_fallback_fails_tier_1(monkeypatch):
+    """An op that ran on the CPU instead did not run on the device."""
+    counts = iter((0, 1))
+    report = examine(monkeypatch, torch.tanh, fallbacks=lambda: next(counts))
+    assert (report.outcome, report.tier1) == (Outcome.CRASH, False)
+    assert "instead of the device" in report.error
+
+
+def test_ill_conditioned_programs_are_judged_against_float64(monkeypatch):
+    """A difference of nearly equal numbers: the CPU strays as far from float64 as the device may."""
+    ill = examine(monkeypatch, lambda y: (y + 1e4).square() - y.square() - 1e8 - 2e4 * y)
+    assert ill.outcome == Outcome.CORPUS
+    assert "say nothing about a device" in ill.error
+    monkeypatch.setattr(gates, "LOGITS", 0.0)
+    monkeypatch.setattr(gates, "GRADIENTS", 0.0)
+    judged = examine(monkeypatch, torch.tanh)
+    assert judged.outcome == Outcome.PASS, judged.error
+    wrong = examine(monkeypatch, on_device(lambda y: y * 1.00001))
+    assert wrong.outcome == Outcome.MISMATCH
+
+
+def test_running_statistics_do_not_leak(monkeypatch):
+    """Training on the CPU moves a batch normalisation's statistics: the device must start where the CPU did."""
+
+    def build(program):
+        x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+        model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+        return Built(model, {"input": x}, {})
+
+    monkeypatch.setitem(building._BUILDERS, "toy", build)
+    report = gates.examine(PROGRAM, "strict", fallbacks=lambda: 0)
+    assert report.outcome == Outcome.PASS, report.error
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "error"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.1, 0.0], [1.0, 0.0], 0.1),
+        ([0.5], [0.0], 0.5),
+        ([float("-inf"), 1.0], [float("-inf"), 1.0], 0.0),
+        ([float("nan"), 1.0], [1.0, 1.0], float("inf")),
+    ],
+)
+def test_relative_error(actual, expected, error):
+    """Norms; infinities in the same places are equal, in others nothing is."""
+    found = gates.relative_error(torch.tensor(actual), torch.tensor(expected))
+    assert found == pytest.approx(error, rel=1e-5)
+
+
+def test_another_shape_or_type_is_infinitely_wrong():
+    """No broadcasting and no promotion hides a wrong shape."""
+    assert gates.relative_error(torch.ones(2), torch.ones(2, 1)) == float("inf")
+    assert gates.relative_error(torch.ones(2).double(), torch.ones(2)) == float("inf")
+
+
+def test_reports_are_plain_values(monkeypatch):
+    """They go through JSON unchanged."""
+    import json
+
+    report = dataclasses.asdict(examine(monkeypatch, torch.tanh))
+    assert json.loads(json.dumps(report)) == report

@@ -1,0 +1,197 @@
+"""Workers with limits, and runs that survive being killed. The workers here are stand-ins that compute nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from emutpu.conformance import pool, runner
+from emutpu.conformance.history import History, Plan
+from emutpu.conformance.pool import Limits, Task, work_off
+from tools.layout import ROOT
+
+# Answers by the program's name; what it does instead of answering is in the name too.
+STAND_IN = """
+import json, os, sys, time
+for line in sys.stdin:
+    task = json.loads(line)
+    name = task["program"]
+    if "sleeps" in name: time.sleep(600)
+    if "spins" in name:
+        while True: pass
+    if "grows" in name:
+        held = bytearray(400 * 2**20); held[::4096] = b"x" * len(held[::4096]); time.sleep(600)
+    if "dies" in name:
+        sys.stderr.write("last words\\n"); sys.stderr.flush(); os._exit(3)
+    if "slow" in name or os.environ.get("STAND_IN_SLOW"): time.sleep(0.2)
+    answer = {"program": name, "mode": task["mode"], "outcome": "pass", "error": None, "traceback": [], "tier1": True,
+              "tier2": True, "seconds": 0.0, "fingerprint": name, "ops": {"aten.mm.default": 1}, "worker": os.getpid(),
+              "resident_bytes": 2**31 if "grown" in name else 1000}
+    print(json.dumps(answer), flush=True)
+"""
+PLENTY = Limits(60, 2**31)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch):
+    """Workers that answer at once."""
+    monkeypatch.setattr(pool, "COMMAND", [sys.executable, "-c", STAND_IN])
+
+
+def answers_of(names, limits=PLENTY, jobs=1):
+    """Answers by program."""
+    found = {}
+    tasks = [Task(name, "strict") for name in names]
+    work_off(
+        tasks,
+        jobs=jobs,
+        environment={},
+        limits=limits,
+        finished=lambda answer: found.update({answer["program"]: answer}),
+    )
+    return found
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_every_task_is_answered_once(jobs):
+    """In one process or several."""
+    names = [f"p{n}" for n in range(20)]
+    found = answers_of(names, jobs=jobs)
+    assert sorted(found) == sorted(names)
+    assert len({answer["worker"] for answer in found.values()}) <= jobs
+
+
+def test_a_dead_worker_is_the_outcome_of_its_program():
+    """With its last words, and the next program has a fresh worker."""
+    found = answers_of(["a", "dies", "b"])
+    assert found["dies"]["outcome"] == "crash"
+    assert "ended with 3" in found["dies"]["error"]
+    assert "last words" in found["dies"]["error"]
+    assert found["b"]["outcome"] == "pass"
+    assert found["a"]["worker"] != found["b"]["worker"]
+
+
+def test_limits(monkeypatch):
+    """Processor time, time on the clock, memory."""
+    monkeypatch.setattr(pool, "_PATIENCE", 200)
+    spins = answers_of(["spins", "a"], Limits(0.5, 2**31))
+    assert spins["spins"]["outcome"] == "timeout"
+    assert "processor time" in spins["spins"]["error"]
+    assert spins["a"]["outcome"] == "pass"
+    monkeypatch.setattr(pool, "_PATIENCE", 0.05)
+    sleeps = answers_of(["sleeps"])["sleeps"]
+    assert sleeps["outcome"] == "timeout"
+    assert "no answer" in sleeps["error"]
+    large = answers_of(["grows"], Limits(60, 200 * 2**20))["grows"]
+    assert large["outcome"] == "crash"
+    assert "occupied more than" in large["error"]
+
+
+def test_workers_are_replaced(monkeypatch):
+    """After a number of programs, or grown to half of the limit."""
+    monkeypatch.setattr(pool, "_PROGRAMS_A_WORKER", 2)
+    assert len({answer["worker"] for answer in answers_of("abcdef").values()}) == 3
+    monkeypatch.setattr(pool, "_PROGRAMS_A_WORKER", 100)
+    assert len({answer["worker"] for answer in answers_of("abc").values()}) == 1
+    assert len({answer["worker"] for answer in answers_of(["grown", "a", "b"]).values()}) == 2
+
+
+def test_an_error_in_the_callers_hands_ends_the_work():
+    """No task is lost silently."""
+
+    def broken(answer):
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="disk is full"):
+        work_off([Task("a", "strict"), Task("b", "strict")], jobs=2, environment={}, limits=PLENTY, finished=broken)
+
+
+def test_shards_are_a_partition():
+    """Every program is in exactly one of n shards, whatever else is in the manifest."""
+    whole = [program.name for program in runner.selected("smoke", (1, 1), None)]
+    parts = [program.name for n in (1, 2, 3) for program in runner.selected("smoke", (n, 3), None)]
+    assert sorted(parts) == sorted(whole)
+    assert runner.selected("full", (1, 1), "timm/resnet18")[0].name == "timm/resnet18"
+
+
+def run(folder, resume=False, suite="smoke", progress=lambda state: None):
+    """A run of the smoke suite with stand-ins."""
+    plan = runner.plan_of(suite, ["strict"], "v5e", (1, 1), None)
+    return runner.run(plan, folder, jobs=2, limits=PLENTY, resume=resume, progress=progress)
+
+
+def test_a_run_is_in_the_history(tmp_path):
+    """Answers, progress to the end, JSON lines; a second run is another run, with the same answers."""
+    seen = []
+    first = run(tmp_path, progress=lambda state: seen.append((state.done, state.total)))
+    second = run(tmp_path, resume=True)  # nothing is unfinished
+    assert (first, second) == (1, 2)
+    assert seen == [(n, 40) for n in range(1, 41)]
+    with History(tmp_path / runner.DATABASE) as history:
+        runs = history.runs()
+        assert [entry.id for entry in runs] == [2, 1]
+        assert all(entry.finished for entry in runs)
+        one, two = ([a | {"worker": 0} for a in history.answers(entry.id)] for entry in runs)
+    assert one == two
+    lines = (tmp_path / "run-1.jsonl").read_text().splitlines()
+    assert len(lines) == 40
+    assert [json.loads(line)["program"] for line in lines] == sorted(json.loads(line)["program"] for line in lines)
+
+
+RUNS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+import test_running as t
+from emutpu.conformance import pool
+pool.COMMAND = [sys.executable, "-c", t.STAND_IN]
+t.run(Path(sys.argv[1]))
+"""
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    """A kill -9 in the middle; the same options with resume finish it: no answer is lost, none is there twice."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "STAND_IN_SLOW": "1"}
+    child = subprocess.Popen([sys.executable, "-c", RUNS, str(tmp_path), here], env=environment)
+    database = tmp_path / runner.DATABASE
+    deadline = time.monotonic() + 120
+    done = set()
+    while len(done) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        if database.is_file():
+            with History(database) as history:
+                done = history.done(1)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert 5 <= len(done) < 40
+    with History(database) as history:
+        before = {answer["program"]: answer["worker"] for answer in history.answers(1)}
+        assert history.runs()[0].finished is None
+    states = []
+    assert run(tmp_path, resume=True, progress=states.append) == 1
+    assert states[0].done == len(before) + 1
+    assert len(states) == 40 - len(before)
+    with History(database) as history:
+        after = {answer["program"]: answer["worker"] for answer in history.answers(1)}
+        assert history.runs()[0].finished
+    assert len(after) == 40
+    assert {name: after[name] for name in before} == before
+
+
+def test_another_plan_is_not_continued(tmp_path):
+    """An unfinished run of other options, or of another manifest, stays as it is."""
+    plan = runner.plan_of("smoke", ["strict"], "v5e", (1, 1), None)
+    with History(tmp_path / runner.DATABASE) as history:
+        number = history.start(plan, {})
+        assert history.unfinished(plan) == number
+        assert history.unfinished(runner.plan_of("smoke", ["defer"], "v5e", (1, 1), None)) is None
+        assert history.unfinished(Plan("smoke", ("strict",), "v5e", (1, 1), None, "another")) is None
+        history.finish(number)
+        assert history.unfinished(plan) is None
