@@ -25,7 +25,8 @@ OTHERS = (torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8, to
 
 EMPTY = 2
 """How many empty variants of an overload are compared."""
-NEVER_EMPTY = frozenset({"_local_scalar_dense", "lift_fresh", "max", "min"})  # of one element, or of one at least
+# Of one element, or of one at least; native_group_norm takes sizes as numbers of their own, and has a test below.
+NEVER_EMPTY = frozenset({"_local_scalar_dense", "lift_fresh", "max", "min", "native_group_norm"})
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
 _WIDE = frozenset({torch.float64})
 _REFUSED: dict[str, frozenset[torch.dtype]] = {
@@ -40,6 +41,7 @@ _REFUSED: dict[str, frozenset[torch.dtype]] = {
     # PyTorch's meta kernel asks for floats, also where the CPU has nothing to draw.
     "randn_like": _INTEGERS,
 }
+_OF_MASKS = frozenset({"_is_all_true"})
 _REFUSAL = "not implemented|not yet supported|to be neither|expected a floating-point"
 # How ties are ordered is open; saved statistics are as wide, or as empty, as a device wants them; bytes are interpolated
 # in fixed point on the CPU, so a half may be rounded to the other side.
@@ -136,7 +138,8 @@ def _check_dtypes(name: str, dtypes: tuple[torch.dtype, ...], limit: int) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_dtypes(name: str) -> None:
     """What the CPU computes in a dtype, the device computes: one call in the commonest."""
-    _check_dtypes(name, (torch.float32, torch.bfloat16, torch.int64), 1)
+    masks = (torch.bool,) if name in _OF_MASKS else ()
+    _check_dtypes(name, (torch.float32, torch.bfloat16, torch.int64, *masks), 1)
 
 
 @pytest.mark.nightly
@@ -165,6 +168,28 @@ def test_no_elements(name: str) -> None:
                     continue
                 compared += 1
     assert compared or name in NEVER_EMPTY
+
+
+_NORMS = {
+    "group": lambda x, w: torch.nn.functional.group_norm(x, 2, w),
+    "layer": lambda x, w: torch.nn.functional.layer_norm(x.transpose(1, 2), (4,), w),
+    "layer-of-images": lambda x, w: torch.nn.functional.layer_norm(x, x.shape[1:]) * w.sum(),
+    "batch": lambda x, w: torch.nn.functional.batch_norm(x, w.detach(), w.detach(), w),
+}
+
+
+@pytest.mark.parametrize("norm", _NORMS)
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 4, 0)])
+def test_empty_normalisations(norm: str, shape: tuple[int, ...]) -> None:
+    """Results and gradients of a batch, or of images, without elements: a sum of nothing is 0 (on the CPU at times NaN)."""
+    seen = []
+    for device in ("cpu", "tpu"):
+        x, weight = torch.empty(shape, device=device).requires_grad_(), torch.ones(4, device=device).requires_grad_()
+        result = _NORMS[norm](x, weight)
+        result.sum().backward()
+        seen.append((result.shape, x.grad.shape, weight.grad.shape))
+    assert seen[0] == seen[1]
+    assert not weight.grad.count_nonzero()
 
 
 @pytest.mark.parametrize("name", sorted(LACKING))
