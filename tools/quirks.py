@@ -27,7 +27,7 @@ CI notes, and may be of another revision. None was checked on a chip by us.
 
 
 def _told(quirk: Quirk) -> str:
-    if quirk.missing:
+    if quirk.missing or quirk.silent:
         return "–"
     return "with debug checks" if quirk.reads else "once"
 

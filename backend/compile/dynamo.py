@@ -17,6 +17,7 @@ from emutpu.backend.compile.observe import debug_of, note_recompile, record
 from emutpu.backend.compile.passes import before_autograd, mark_activation_checkpoints
 from emutpu.backend.compile.settings import CompileSettings, parse
 from emutpu.backend.dynamism.program import BoundedGraph, bounded_graph, has_symbols
+from emutpu.backend.quirks import reproduces
 from emutpu.backend.storage import DEVICE
 
 __all__ = ["compile_for_device", "cpu_backend", "uses_device"]
@@ -66,6 +67,8 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     note_recompile(module)
+    if reproduces():
+        _guard_offsets(module)
     before_autograd(module)
     name = settings.name or f"graph_{next(_graphs)}"
     compiler = aot_autograd(
@@ -76,6 +79,18 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
         keep_inference_input_mutations=True,
     )
     return compiler(module, inputs)
+
+
+def _guard_offsets(module: fx.GraphModule) -> None:
+    """Compile again for an argument at another storage offset, as TorchTPU 0.2.0 does (quirk ``compile-offset-guards``)."""
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.source import TensorProperty, TensorPropertySource
+
+    for node in module.graph.find_nodes(op="placeholder"):
+        argument = node.meta.get("grapharg")
+        if argument is not None and argument.source is not None and _here(node.meta.get("example_value")):
+            source = TensorPropertySource(argument.source, TensorProperty.STORAGE_OFFSET)
+            install_guard(source.make_guard(GuardBuilder.EQUALS_MATCH))
 
 
 def _compile(
@@ -104,5 +119,6 @@ def _compile_forward(
 def _compile_backward(
     settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any]
 ) -> CompiledGraph | BoundedGraph:
-    mark_activation_checkpoints(module.graph)
+    if not has_symbols(module):  # a bounded graph is written anew, op by op
+        mark_activation_checkpoints(module.graph)
     return _compile(settings, name, module, inputs)

@@ -25,10 +25,20 @@ _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale
 
 
 def before_autograd(module: fx.GraphModule) -> None:
-    """The passes over a graph of Dynamo's, in place."""
+    """The passes over a graph of Dynamo's, in place. None over a graph with symbolic sizes: they compare sizes, and each
+    comparison would be a guard.
+    """
+    if any(_symbolic(_value(node)) for node in module.graph.find_nodes(op="placeholder")):
+        return
     folded = fold_gqa(module.graph)
     if detect_causal_mask(module.graph) or folded:
         module.recompile()
+
+
+def _symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(extent, torch.SymInt) for extent in value.shape)
+    return isinstance(value, torch.SymInt)
 
 
 def _attentions(graph: fx.Graph) -> Iterator[tuple[fx.Node, dict[str, Any]]]:

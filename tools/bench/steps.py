@@ -10,13 +10,13 @@ import torch
 
 from tools.bench.case import Case, Measurement, Plan, alternate, seconds_of
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "ENVIRONMENT", "NATIVE", "RATE", "jax_step"]
 
 _ROUNDS = 15
-_RATE = 1e-3
+RATE = 1e-3
 # Both sides compute matmuls in float32, in one native product, so that the arithmetic is the same.
-_ENVIRONMENT = {"EMUTPU_PRECISION": "highest"}
-_NATIVE = {"emutpu_native_highest": "true"}
+ENVIRONMENT = {"EMUTPU_PRECISION": "highest"}
+NATIVE = {"emutpu_native_highest": "true"}
 _WHAT = {
     "mlp": "a two-layer MLP",
     "residual": "six residual blocks with layer norms",
@@ -38,11 +38,11 @@ def _ours(name: str, mode: str) -> Callable[[], float]:
     arrays, data = model.make()
     parameters = [torch.from_numpy(array.copy()).to("tpu").requires_grad_() for array in arrays]
     batch = [torch.from_numpy(array.copy()).to("tpu") for array in data]
-    optimizer = torch.optim.SGD(parameters, lr=_RATE, momentum=0.9)
+    optimizer = torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
 
     def step() -> float:
         tpu: Any = torch.tpu  # type: ignore[attr-defined]  # made at activation
-        with tpu.compiler.custom_compiler_options(_NATIVE), tpu.set_eager_mode(tpu.EagerMode[mode]):
+        with tpu.compiler.custom_compiler_options(NATIVE), tpu.set_eager_mode(tpu.EagerMode[mode]):
             loss = model.torch_loss(parameters, batch)
             optimizer.zero_grad()
             loss.backward()
@@ -52,12 +52,11 @@ def _ours(name: str, mode: str) -> Callable[[], float]:
     return step
 
 
-def _by_hand(name: str) -> Callable[[], float]:
-    """The same step as one ``jax.jit`` that gives its parameters up."""
+def jax_step(model: Any) -> Callable[[], float]:
+    """The same step of a :class:`step_models.Model` as one ``jax.jit`` that gives its parameters up."""
     import jax
     import numpy as np
 
-    model = _model(name)
     arrays, data = model.make()
     batch = [jax.numpy.asarray(array) for array in data]
 
@@ -65,7 +64,7 @@ def _by_hand(name: str) -> Callable[[], float]:
     def update(parameters: Any, momenta: Any, batch: Any) -> Any:
         loss, gradients = jax.value_and_grad(model.jax_loss)(parameters, batch)
         momenta = [0.9 * m + g for m, g in zip(momenta, gradients, strict=True)]
-        return [p - _RATE * m for p, m in zip(parameters, momenta, strict=True)], momenta, loss
+        return [p - RATE * m for p, m in zip(parameters, momenta, strict=True)], momenta, loss
 
     state = [[jax.numpy.asarray(a) for a in arrays], [jax.numpy.asarray(np.zeros_like(a)) for a in arrays]]
 
@@ -77,7 +76,7 @@ def _by_hand(name: str) -> Callable[[], float]:
 
 
 def _against_jit(plan: Plan, name: str) -> Measurement:
-    ours, theirs = _ours(name, "DEFER_AND_FUSE"), _by_hand(name)
+    ours, theirs = _ours(name, "DEFER_AND_FUSE"), jax_step(_model(name))
     losses = [[step() for _ in range(4)] for step in (ours, theirs)]
     if not all(abs(a - b) <= 1e-3 * abs(b) for a, b in zip(*losses, strict=True)):
         raise AssertionError(f"the two steps compute different losses: {losses}")
@@ -103,7 +102,7 @@ def _regions(step: Callable[[], Any]) -> float:
 
 def _cases(name: str, what: str) -> tuple[Case, Case]:
     subject = functools.partial(_ours, name, "DEFER_AND_FUSE")
-    shared: dict[str, Any] = {"environment": _ENVIRONMENT, "calls": 20}
+    shared: dict[str, Any] = {"environment": ENVIRONMENT, "calls": 20}
     title = f"training step of {what} in DeferAndFuse, loss read"
     return (
         Case(

@@ -58,7 +58,7 @@ def test_the_table() -> None:
     """Names are unique; every row is reproduced, or says why not; every overload exists, and has our kernel."""
     assert len(BY_NAME) == len(QUIRKS)
     for quirk in QUIRKS:
-        reproduced = quirk.effect is not None or quirk.name == "tied-weights"
+        reproduced = quirk.effect is not None or quirk.silent or quirk.name == "tied-weights"
         assert reproduced != bool(quirk.missing), quirk.name
         for overload in quirk.overloads:
             base, _, variant = overload.partition(".")
@@ -67,8 +67,8 @@ def test_the_table() -> None:
 
 
 def test_every_reproduced_bug_is_met() -> None:
-    """A program for each."""
-    reproduced = {quirk.name for quirk in QUIRKS if not quirk.missing}
+    """A program for each that changes a result."""
+    reproduced = {quirk.name for quirk in QUIRKS if not quirk.missing and not quirk.silent}
     assert reproduced == set(PROGRAMS) == set(WRONG)
 
 

@@ -84,6 +84,24 @@ def test_an_offset_does_not_recompile(compiles) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+def test_an_offset_recompiles_where_the_release_is_reproduced(passes) -> None:
+    """``EMUTPU_QUIRKS=0.2.0`` guards storage offsets: another one is another graph, and the cause is said."""
+    passes(
+        """
+        import torch
+        from emutpu.backend.compile.observe import recompilations
+        base = torch.arange(40.0, device="tpu")
+        compiled = torch.compile(lambda x: x.sin() * 2)
+        for start in (0, 10, 0):
+            found = compiled(base[start : start + 10])
+            assert torch.equal(found, base[start : start + 10].sin() * 2)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+        assert len(recompilations()) == 1 and "storage_offset" in recompilations()[0], recompilations()
+        """,
+        EMUTPU_QUIRKS="0.2.0",
+    )
+
+
 def test_donation_spares_other_holders() -> None:
     """A mutated argument's buffer is given up only if nobody else holds it."""
 
