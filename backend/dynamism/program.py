@@ -16,6 +16,7 @@ from torch import fx
 
 from emutpu.backend.cell import layout_of
 from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
+from emutpu.backend.compile.graph import is_random_state
 from emutpu.backend.compile.settings import CompileSettings
 from emutpu.backend.dtypes import numpy_dtype
 from emutpu.backend.dynamism.buckets import Symbol, choose, sizes_of
@@ -35,6 +36,8 @@ Bucket = tuple[tuple[sympy.Symbol, int], ...]
 def has_symbols(module: fx.GraphModule) -> bool:
     """Whether an input of a graph has a symbolic extent, or is a symbolic number."""
     for node in module.graph.find_nodes(op="placeholder"):
+        if is_random_state(node):
+            continue
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymFloat):
             return True
