@@ -88,6 +88,6 @@ def caching(settings: CompileSettings, inputs: Sequence[Any]) -> Iterator[None]:
     # A record holds both directions, and is made in here: so the backward pass is not left to the first call of it.
     with (
         torch._functorch.config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True),
-        torch.compiler.config.patch(cache_key_tag=tag),
+        torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]  # the module adds it to itself
     ):
         yield
