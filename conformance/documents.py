@@ -26,8 +26,13 @@ def missing_kernels(ops: Iterable[str]) -> list[str]:
     return sorted(names & lacking - _LAUNCHED)
 
 
-def document(run: Run, answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The document of a run, without the fields that every document of emutpu starts with."""
+def document(
+    run: Run, answers: Iterable[Mapping[str, Any]], mutations: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The document of a run, without the fields that every document of emutpu starts with.
+
+    ``mutations`` are the counts of a mutation run of the same manifest.
+    """
     known = {(answer["program"], answer["mode"]): answer for answer in answers}
     programs = selected(run.plan.suite, run.plan.shard, run.plan.only)
     credited = _credited(programs)
@@ -57,8 +62,10 @@ def document(run: Run, answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "of_programs": _of_programs(known.values()),
         "not_run": _reasons(entries, "not run"),
         "corpus_bugs": sorted({entry["program"] for entry in entries if entry["status"] == "corpus bug"}),
+        "mutations": None if mutations is None else dict(mutations),
         "models": entries,
-        "notes": {
+        "notes": ({} if mutations else {"mutations": "`emutpu conformance mutate` has not run with this manifest"})
+        | {
             "distinct_programs": "fingerprints of the programs that ran on the CPU: ops, order, dtypes and edges",
             "predicted_on_chip": "from missing kernels alone; full-size memory and static-shape limits are not judged yet",
         },

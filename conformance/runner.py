@@ -6,6 +6,7 @@ import dataclasses
 import fnmatch
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import time
@@ -20,9 +21,21 @@ from emutpu.conformance.history import History, Plan
 from emutpu.conformance.manifest import Program
 from emutpu.conformance.pool import Limits, Task, work_off
 
-__all__ = ["DATABASE", "Progress", "digest", "environment", "plan_of", "run", "selected"]
+__all__ = [
+    "DATABASE",
+    "Progress",
+    "digest",
+    "environment",
+    "mutate",
+    "mutations",
+    "mutations_of",
+    "plan_of",
+    "run",
+    "selected",
+]
 
 DATABASE = "history.sqlite"
+MUTATIONS = "mutations.json"
 _LIBRARIES = ("torch", "jax", "jaxlib", "timm", "transformers", "diffusers", "torchvision")
 
 
@@ -97,6 +110,60 @@ def run(
         history.export(number, folder / f"run-{number}.jsonl")
         history.finish(number)
     return number
+
+
+def mutate(
+    suite: str, only: str | None, folder: Path, *, jobs: int, limits: Limits, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Put faults into every program of a suite, on the CPU, and keep in ``folder`` how many tier 2 would catch.
+
+    ``progress`` is told how many programs are done, and of how many.
+    """
+    programs = selected(suite, (1, 1), only)
+    answers: list[dict[str, Any]] = []
+
+    def finished(answer: dict[str, Any]) -> None:
+        answers.append(answer)
+        progress(len(answers), len(programs))
+
+    tasks = [Task(program.name, "mutate") for program in programs]
+    variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    work_off(tasks, jobs=jobs, environment=variables, limits=limits, finished=finished)
+    found = mutations_of(answers) | {"suite": suite, "manifest": digest()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MUTATIONS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def mutations_of(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts of the answers of a mutation run: injected and caught by fault, and every fault that was missed."""
+    kept = sorted(answers, key=lambda answer: answer["program"])
+    faults = [(answer["program"], fault) for answer in kept for fault in answer.get("faults", ())]
+    by_fault = {
+        name: {
+            "injected": sum(fault["fault"] == name for _, fault in faults),
+            "caught": sum(fault["fault"] == name and fault["caught"] for _, fault in faults),
+        }
+        for name in sorted({fault["fault"] for _, fault in faults})
+    }
+    return {
+        "programs": len({program for program, _ in faults}),
+        "injected": len(faults),
+        "caught": sum(fault["caught"] for _, fault in faults),
+        "by_fault": by_fault,
+        "missed": [
+            f"{program}: {fault['fault']} ({fault['error']:.1e})" for program, fault in faults if not fault["caught"]
+        ],
+        "failed": {a["program"]: a["error"] for a in kept if a["outcome"] not in {"pass", "missed"}},
+    }
+
+
+def mutations(folder: Path) -> dict[str, Any] | None:
+    """What the latest mutation run of this very manifest found, or None."""
+    if not (folder / MUTATIONS).is_file():
+        return None
+    found: dict[str, Any] = json.loads((folder / MUTATIONS).read_text(encoding="utf-8"))
+    return found if found["manifest"] == digest() else None
 
 
 def _work(

@@ -43,9 +43,12 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
     import torch
 
     from emutpu._report import this_process
+    from emutpu.conformance import mutation
     from emutpu.conformance.gates import examine
     from emutpu.conformance.manifest import programs
 
+    if mode == mutation.MODE:
+        return mutation.answer(programs()[name]) | {"resident_bytes": _resident()}
     tpu: Any = torch.get_device_module("tpu")
     tpu.eager_mode = tpu.EagerMode.DEFER_AND_FUSE if mode == "defer" else tpu.EagerMode.DEFER_NEVER
     before = this_process()

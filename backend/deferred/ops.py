@@ -26,7 +26,6 @@ __all__ = ["HOOKS", "Collective", "DeferredOp", "deferred_entry", "repeat_number
 
 Collective = Callable[[Sequence[Buffer]], Sequence[Buffer]]
 _STATE = layout_of((3,), torch.uint64)
-_ALIVE = tuple(b"\1" * count for count in range(64))  # marks of new values
 
 
 class DeferredOp:
@@ -41,6 +40,7 @@ class DeferredOp:
     """
 
     __slots__ = (
+        "alive",
         "collective",
         "dimensions",
         "draws",
@@ -48,6 +48,7 @@ class DeferredOp:
         "flushes",
         "layouts",
         "name",
+        "one",
         "parts",
         "precision",
         "repeat",
@@ -75,6 +76,8 @@ class DeferredOp:
         self.name = name
         self.emit = emit
         self.layouts = tuple(layouts)
+        self.one = len(self.layouts) == 1
+        self.alive = b"\1" * len(self.layouts)  # the marks of new values
         self.shapeless, self.dimensions = keys
         self.results = tuple(results)
         self.parts = tuple(parts)
@@ -97,7 +100,7 @@ class DeferredOp:
         self.emit(builder, take)
         return found
 
-    def record(self, values: Sequence[Buffer], origin: Origin) -> Sequence[Buffer]:
+    def record(self, values: Sequence[Buffer], origin: Origin) -> Sequence[Buffer]:  # noqa: C901, PLR0912  # every op comes through here, and a call costs as much as ten branches
         """Append the op to the calling thread's queue; gives its values, pending."""
         queue = LOCAL.state.queue or current_queue()
         with queue.lock:
@@ -118,10 +121,14 @@ class DeferredOp:
                     event.append(batch.add_input(value) if slot is None else slot)
                 recorded = tuple(event)
                 after = before.next.get(recorded) or before.extend(recorded)
-                made = [Pending(batch, layout) for layout in self.layouts]
-                references = [ref(pending) for pending in made]
-                count = len(made)
-                issued, alive = [origin], _ALIVE[count] if count < 64 else b"\1" * count
+                if self.one:
+                    pending = Pending(batch, self.layouts[0])
+                    made = [pending]
+                    references = [ref(pending)]
+                else:
+                    made = [Pending(batch, layout) for layout in self.layouts]
+                    references = [ref(pending) for pending in made]
+                issued, alive = [origin], self.alive
                 origins, marks, known = batch.origins, batch.marks, batch.references
                 slot = len(marks)
                 # From here to the break nothing is called and nothing is allocated: either all of it happens or nothing.
@@ -131,13 +138,19 @@ class DeferredOp:
                     marks += alive
                     known += references
                     break
-            for pending in made:
+            if self.one:
                 pending.slot = slot
-                slot += 1
+            else:
+                for pending in made:
+                    pending.slot = slot
+                    slot += 1
             if self.flushes:
                 queue.leave()
-            elif self.repeat and queue.detector.push(self.repeat):
-                queue.cut()
+            elif self.repeat:
+                detector = queue.detector
+                detector.state, found = detector.state.next.get(self.repeat) or detector.learn(self.repeat)
+                if found:
+                    queue.cut()
             if self.draws:
                 # The generator's state is a value of the device, and drawing updates it there.
                 update = _state_update(-(-self.draws // 4))

@@ -35,22 +35,24 @@ class Detector:
     _states: dict[tuple[tuple[int, ...], int, int], _State] = {}  # noqa: RUF012  # shared on purpose: a cache
 
     def __init__(self) -> None:
-        self._state = self._intern((), 0, 0)
+        self.state = self._intern((), 0, 0)
 
     def push(self, op: int) -> bool:
-        """Note an op; True when it ends a copy after which the list is to be cut."""
-        step = self._state.next.get(op)
-        if step is None:
-            step = self._state.next[op] = self._step(op)
-        self._state, found = step
+        """Note an op; True when it ends a copy after which the list is to be cut. The recorder has this written out."""
+        self.state, found = self.state.next.get(op) or self.learn(op)
         return found
 
     def reset(self) -> None:
         """Forget the history."""
-        self._state = self._intern((), 0, 0)
+        self.state = self._intern((), 0, 0)
 
-    def _step(self, op: int) -> tuple[_State, bool]:
-        before = self._state
+    def learn(self, op: int) -> tuple[_State, bool]:
+        """The state after an op that never came here, and whether the list is to be cut."""
+        before = self.state
+        step = before.next[op] = self._step(before, op)
+        return step
+
+    def _step(self, before: _State, op: int) -> tuple[_State, bool]:
         ops = (*before.ops, op)[-_WINDOW:]
         if before.wait > 1:
             return self._intern(ops, before.period, before.wait - 1), False

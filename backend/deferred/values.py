@@ -174,7 +174,8 @@ def operand(cell: Cell) -> Buffer:
     value = cell.value
     if value.__class__ is Pending:
         pending: Any = value
-        if pending.buffer is None and LOCAL.state.defers and pending.batch.queue is LOCAL.state.queue:
+        state = LOCAL.state
+        if pending.buffer is None and state.defers and pending.batch.queue is state.queue:
             return value
     elif value.__class__ is Placeholder and LOCAL.state.defers:
         return value

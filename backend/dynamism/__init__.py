@@ -8,7 +8,9 @@ alone. Which mask that is, and how the dimension goes on, is a rule of the op; a
 ``writer``     the static graph that is written: ops, sizes, masks;
 ``rules``      the table from ops to rules, and what a rule is given; ``rules_*`` the rules by family;
 ``translate``  turns a symbolic graph into a static one;
+``symbols``    sizes that vary: where they are found, and their bounds;
 ``buckets``    which padded sizes there are;
+``transfer``   copies between true and padded sizes;
 ``program``    the callable: pads inputs, launches, gives outputs of their true size;
 ``eager``      marks of single tensors (TorchTPU's ``torch_tpu._internal.dynamism``).
 """

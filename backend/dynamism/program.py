@@ -16,12 +16,11 @@ from torch import fx
 
 from emutpu.backend.cell import layout_of
 from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
-from emutpu.backend.compile.graph import is_random_state
 from emutpu.backend.compile.settings import CompileSettings
 from emutpu.backend.dtypes import numpy_dtype
-from emutpu.backend.dynamism.buckets import Symbol, choose, sizes_of
-from emutpu.backend.dynamism.extents import UNBOUNDED, Bounds, expression
+from emutpu.backend.dynamism.buckets import choose, sizes_of
 from emutpu.backend.dynamism.rules import Symbolic
+from emutpu.backend.dynamism.symbols import Symbols, has_symbols
 from emutpu.backend.dynamism.transfer import ORIGIN, At, cut, kept, padded, read, strided, write
 from emutpu.backend.dynamism.translate import Given, Translated, translate
 from emutpu.backend.runtime import runtime
@@ -31,19 +30,6 @@ __all__ = ["BoundedGraph", "bounded_graph", "has_symbols"]
 
 
 Bucket = tuple[tuple[sympy.Symbol, int], ...]
-
-
-def has_symbols(module: fx.GraphModule) -> bool:
-    """Whether an input of a graph has a symbolic extent, or is a symbolic number."""
-    for node in module.graph.find_nodes(op="placeholder"):
-        if is_random_state(node):
-            continue
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt | torch.SymFloat):
-            return True
-        if isinstance(value, torch.Tensor) and any(isinstance(extent, torch.SymInt) for extent in value.shape):
-            return True
-    return False
 
 
 @dataclasses.dataclass(slots=True)
@@ -82,20 +68,17 @@ class BoundedGraph:
         self.bucket_size = bucket_size
         self.programs: dict[Bucket, _Program] = {}
         self._placeholders = list(module.graph.find_nodes(op="placeholder"))
-        environment = _environment(module)
-        self._sources = _sources(self._placeholders)
-        self.symbols = [_bounded(symbol, environment, self._placeholders) for symbol in self._sources]
-        _check_guards(environment, self.symbols)
-        self.sizes = {s.symbol: sizes_of(s, buckets, bucket_size) for s in self.symbols if not s.number}
+        self.symbols = Symbols(module)
+        self.symbols.check_guards()
+        self.sizes = {s.symbol: sizes_of(s, buckets, bucket_size) for s in self.symbols.all if not s.number}
         self._numbers: dict[tuple[int, ...], dict[sympy.Expr, int | float]] = {}
         self._tensors: dict[tuple[int, float, torch.dtype], torch.Tensor] = {}
-        hints = {s.symbol: _hint(environment, s) for s in self.symbols}
-        self._program(choose(hints, self.sizes))
+        self._program(choose(self.symbols.hints(), self.sizes))
 
     # A call ----------------------------------------------------------------------------------------------
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        values = {symbol: _read(inputs, source) for symbol, source in self._sources.items()}
+        values = self.symbols.values_of(inputs)
         program = self._program(self._bucket(values))
         number = self._evaluator(values)
         translated = program.translated
@@ -117,7 +100,7 @@ class BoundedGraph:
         return outputs
 
     def _bucket(self, values: dict[sympy.Symbol, int]) -> Bucket:
-        for symbol in self.symbols:
+        for symbol in self.symbols.all:
             if values[symbol.symbol] < symbol.lower:
                 raise RuntimeError(
                     f"Dynamic shape lower/upper bound check failed: {symbol.symbol} is {values[symbol.symbol]}, "
@@ -131,9 +114,7 @@ class BoundedGraph:
     def _program(self, bucket: Bucket) -> _Program:
         program = self.programs.get(bucket)
         if program is None:
-            upper = {s.symbol: s.upper for s in self.symbols} | dict(bucket)
-            bounds = Bounds({s.symbol: s.lower for s in self.symbols}, upper)
-            translated = translate(self.module, bounds, self.visible)
+            translated = translate(self.module, self.symbols.bounds(dict(bucket)), self.visible)
             compiled = compile_graph(translated.module, self.name)
             if self.note is not None:
                 self.note(compiled)
@@ -211,74 +192,3 @@ def bounded_graph(
         grows=configuration is not None and configuration.assume_bounded,
         note=note,
     )
-
-
-# Symbols -------------------------------------------------------------------------------------------------
-
-
-def _environment(module: fx.GraphModule) -> Any:
-    for node in module.graph.nodes:
-        value = node.meta.get("val")
-        candidates = (value, *value.shape) if isinstance(value, torch.Tensor) else (value,)
-        for candidate in candidates:
-            if isinstance(candidate, torch.SymInt | torch.SymFloat):
-                return candidate.node.shape_env
-    raise AssertionError("a graph without symbols has no bounds")
-
-
-def _sources(placeholders: Sequence[fx.Node]) -> dict[sympy.Symbol, tuple[int, int | None]]:
-    """Where each symbol's value is found: in which input, in which of its dimensions."""
-    found: dict[sympy.Symbol, tuple[int, int | None]] = {}
-    every: set[sympy.Symbol] = set()
-    for position, node in enumerate(placeholders):
-        value = node.meta.get("val")
-        parts: list[tuple[int | None, Any]] = [(None, value)]
-        if isinstance(value, torch.Tensor):
-            parts = list(enumerate(value.shape))
-        for axis, part in parts:
-            if isinstance(part, torch.SymInt):
-                expr = expression(part)
-                every |= expr.free_symbols
-                if expr.is_Symbol:
-                    found.setdefault(expr, (position, axis))
-    if every - found.keys():
-        raise NotImplementedError(f"the sizes {sorted(map(str, every - found.keys()))} are extents of no input")
-    return found
-
-
-def _read(inputs: Sequence[Any], source: tuple[int, int | None]) -> int:
-    position, axis = source
-    return int(inputs[position] if axis is None else inputs[position].shape[axis])
-
-
-def _bounded(symbol: sympy.Symbol, environment: Any, placeholders: Sequence[fx.Node]) -> Symbol:
-    known = environment.var_to_range[symbol]
-    values = (node.meta.get("val") for node in placeholders)
-    extents = [expression(n) for value in values if isinstance(value, torch.Tensor) for n in value.shape]
-    using = [extent for extent in extents if symbol in extent.free_symbols]
-    if not using:
-        return Symbol(symbol, -UNBOUNDED, UNBOUNDED, number=True)
-    lower = max(1, int(known.lower))
-    hint = int(environment.backed_var_to_val.get(symbol, lower))
-    upper = int(known.upper) if known.upper.is_Integer and known.upper < UNBOUNDED else 2 * hint
-    offset = next((rest for extent in using if (rest := extent - symbol).is_Integer), 0)
-    return Symbol(symbol, lower, upper, int(offset))
-
-
-def _hint(environment: Any, symbol: Symbol) -> int:
-    return int(environment.backed_var_to_val.get(symbol.symbol, symbol.upper))
-
-
-def _check_guards(environment: Any, symbols: Sequence[Symbol]) -> None:
-    """The bounds themselves must be sizes that the graph was traced for."""
-    from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
-
-    upper = {symbol.symbol: sympy.Integer(symbol.upper) for symbol in symbols if not symbol.number}
-    for guard in environment.guards:
-        if (
-            guard.expr.free_symbols
-            and guard.expr.free_symbols <= upper.keys()
-            and guard.expr.xreplace(upper) is sympy.false
-        ):
-            shown = {str(symbol): int(value) for symbol, value in upper.items()}
-            raise ConstraintViolationError(f"Upper bounds {shown} violate active shape guard: {guard.expr}")

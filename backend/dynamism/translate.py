@@ -29,7 +29,7 @@ from emutpu.backend.dynamism.writer import Padded, Writer
 from emutpu.backend.errors import describe
 from emutpu.backend.storage import DEVICE
 
-__all__ = ["CPU_TENSORS", "UNHANDLED", "Given", "Translated", "View", "Wrote", "translate"]
+__all__ = ["CPU_TENSORS", "UNHANDLED", "Given", "LoweringError", "Translated", "View", "Wrote", "translate"]
 
 _FAMILIES = (rules_contractions, rules_factories, rules_indexing, rules_reductions, rules_views)
 CPU_TENSORS = "CPU tensors are not supported in dynamic shapes compilation, please move inputs to TPU."
@@ -38,6 +38,10 @@ _FAILED = "Failed to lower FX graph with dynamic shapes to MLIR with error: {} "
 UNHANDLED = "Detected following unhandled SymInt usage(s) in FX graph. " + _REMEDY
 
 aten = torch.ops.aten
+
+
+class LoweringError(RuntimeError):
+    """A graph has an op that no rule lowers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -185,7 +189,7 @@ class _Translator:
         try:
             return self._call(node.target, args, kwargs, node, values)
         except (Unsupported, NotImplementedError) as error:
-            raise RuntimeError(_FAILED.format(f"{node.target}: {error}{_line(self.outer or node)}.")) from error
+            raise LoweringError(_FAILED.format(f"{node.target}: {error}{_line(self.outer or node)}.")) from error
 
     def _call(
         self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], node: fx.Node, values: dict[fx.Node, Any]
@@ -208,7 +212,7 @@ class _Translator:
         """A higher-order op, or a function: allowed where nothing is dynamic."""
         if _dynamic([args, kwargs], promised):
             if not isinstance(op, torch._ops.HigherOrderOperator):
-                raise RuntimeError(f"{UNHANDLED}\n  {node.format_node()}{_line(node)}")
+                raise LoweringError(f"{UNHANDLED}\n  {node.format_node()}{_line(node)}")
             raise Unsupported("no rule for bounded dynamic dimensions")
         return self._as_it_is(op, args, kwargs, promised)
 

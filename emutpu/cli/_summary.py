@@ -108,9 +108,11 @@ def _modelled_rows(table: Table, document: Document) -> None:
 
 
 def _full_and_causal(known: Document, name: str) -> str:
-    """One figure where no causal mask was found, else both."""
+    """One figure where no causal mask was found, else both, as far as they are known."""
     full, causal = known[name], known[f"{name}_causal"]
-    return f"{full:.2%}" if causal is None or causal == full else f"{causal:.2%} causal, {full:.2%} full"
+    if causal is None:
+        return f"{full:.2%} full (causal not known: a mask came as a tensor)"
+    return f"{full:.2%}" if causal == full else f"{causal:.2%} causal, {full:.2%} full"
 
 
 def _links(known: Document) -> str:

@@ -26,6 +26,7 @@ _SCHEMA = "emutpu.conformance/1"
 _FOLDER = "reports/conformance"
 _SHOWN = 20
 _GIB = 2**30
+_CAUGHT = 0.97
 
 
 def _shard(context: click.Context, parameter: click.Parameter, given: str) -> tuple[int, int]:
@@ -176,7 +177,7 @@ def _document(folder: Path, number: int | None) -> dict[str, Any]:
     from emutpu._report import header
     from emutpu.conformance.documents import document
     from emutpu.conformance.history import History
-    from emutpu.conformance.runner import DATABASE
+    from emutpu.conformance.runner import DATABASE, mutations
 
     if not (folder / DATABASE).is_file():
         raise click.UsageError(f"{folder} holds no runs: `emutpu conformance run` makes one")
@@ -184,7 +185,8 @@ def _document(folder: Path, number: int | None) -> dict[str, Any]:
         runs = [run for run in history.runs() if number is None or run.id == number]
         if not runs:
             raise click.UsageError(f"{folder} has no run {number}")
-        return header("conformance", runs[0].plan.chip) | document(runs[0], history.answers(runs[0].id))
+        found = document(runs[0], history.answers(runs[0].id), mutations(folder))
+        return header("conformance", runs[0].plan.chip) | found
 
 
 def _print(document: Mapping[str, Any], terminal: Console) -> None:
@@ -213,6 +215,46 @@ def _given(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
         raise click.UsageError(f"{name!r} is not a report of `emutpu conformance run --json`")
     return document
+
+
+@command.command("mutate")
+@_suite
+@_only
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
+@_results
+@json_option("Write the counts as JSON; '-' is standard output.")
+def mutate_command(suite: str, only: str | None, jobs: int, folder: Path, json_path: str | None) -> int:
+    """Put faults into the programs of a suite, one call of one op at a time, and count how many tier 2 would catch.
+
+    Runs on the CPU alone. The counts are kept beside the history, and the report shows them. Exits with 1 when less than
+    97 % of the faults are caught.
+    """
+    from emutpu._report import header
+    from emutpu.conformance import runner
+    from emutpu.conformance.pool import Limits
+
+    if not runner.selected(suite, (1, 1), only):
+        raise click.UsageError("no program of the suite matches --only")
+    terminal = console(stderr=json_path == "-")
+    with terminal.status("mutating") as status:
+        found = runner.mutate(
+            suite,
+            only,
+            folder,
+            jobs=jobs,
+            limits=Limits(120, 6 * _GIB),
+            progress=lambda done, total: status.update(f"mutating: {done} of {total}"),
+        )
+    for fault, counts in found["by_fault"].items():
+        terminal.print(f"{counts['caught']:>6} of {counts['injected']} caught: {fault}")
+    for missed in found["missed"]:
+        terminal.print(f"missed  {missed}", markup=False)
+    for program, error in found["failed"].items():
+        terminal.print(f"not run  {program}: {(error or '').partition(chr(10))[0][:160]}", markup=False)
+    terminal.print(f"{found['caught']} of {found['injected']} faults in {found['programs']} programs caught")
+    if json_path is not None:
+        write_json(header("conformance-mutations", _settings.settings().chip) | found, json_path)
+    return 0 if found["injected"] and found["caught"] >= _CAUGHT * found["injected"] else 1
 
 
 @command.command("compare")

@@ -200,7 +200,7 @@ def _clamped(node: Node, fresh: list[Node]) -> Node:
 
 
 def _scaled(node: Node, fresh: list[Node]) -> Node:
-    """``(x * c) * s`` with a constant c and a scalar or constant s is ``x * (s * c)``."""
+    """``(x * c) * s`` with a constant c and a constant or spread s is ``x * (s * c)``."""
     inner, factor = node.inputs if node.inputs[0].op == "multiply" else reversed(node.inputs)
     if inner.op != "multiply" or inner.spec.size == 1:
         return node
@@ -209,7 +209,7 @@ def _scaled(node: Node, fresh: list[Node]) -> Node:
         return node
     if factor.value is not None:
         merged = _constant(constant.value * factor.value, node.spec, fresh)
-    elif factor.op == "broadcast_in_dim" and factor.inputs[0].spec.size == 1:
+    elif factor.op == "broadcast_in_dim" and factor.inputs[0].spec.size < node.spec.size:
         scalar = factor.inputs[0]
         small = _constant(constant.value, scalar.spec, fresh)
         product = _made(fresh, "multiply", [scalar, small], scalar.spec)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from .attributes import Convolution, Dot
-from .graph import Node
+from .graph import BITS, Node
 from .kernels import PRODUCTS, Kernel, kind_of
 from .memory import Traffic
 from .rates import Rates
@@ -136,11 +136,16 @@ def _loop(kernel: Kernel, traffic: Traffic, rates: Rates) -> float:
         taken = space / _VECTOR * (rates.plain + narrow) + traffic.read / _VECTOR_BYTES * rates.plain_read
         whole = _WHOLE * (traffic.read + traffic.written) <= rates.vmem * (1 - rates.vmem_share)
         return taken * (rates.whole if whole else 1.0)
-    moved = (traffic.read + traffic.written) / _VECTOR_BYTES
+    read = traffic.read
+    if key.op == "vector_product":  # each element of the product is read, though some are spread from fewer
+        read = max(read, math.prod(key.attrs) * BITS[key.inputs[0].spec.dtype] // 8)
+    elif not work and key.op in ("broadcast_in_dim", "constant"):
+        return key.spec.size / _VECTOR * rates.plain
+    moved = (read + traffic.written) / _VECTOR_BYTES
     if key.op == "transpose" and len(work) == 1:
         return max(key.spec.size / _VECTOR, moved / 2) * rates.turn
     if kernel.kind == "reduce":
-        return moved * rates.stream + traffic.read / _VECTOR_BYTES * rates.reduce
+        return moved * rates.stream + read / _VECTOR_BYTES * rates.reduce
     if not rates.native_bf16 and key.spec.dtype == "bf16":
         moved *= _UNPACKED
     return moved * rates.stream

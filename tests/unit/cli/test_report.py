@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -191,6 +192,22 @@ def test_utilisation_causal_and_full(valid: Valid) -> None:
     assert (modelled["masked_flops"], modelled["ici_bytes"]) == (1e14, 3 * 2**30)
 
 
+def test_a_mask_that_is_not_seen_leaves_no_causal_figure(valid: Valid) -> None:
+    """NaN masked FLOPs are null in the report, with the reason; the utilisation of all FLOPs stays."""
+    unseen = dataclasses.replace(MODELLED, masked_flops=math.nan, between_steps=(0.5, 2e14, math.nan))
+    document = valid(
+        _report.run_document(
+            "v5e", dataclasses.replace(statistics(1, 1), modelled=unseen), client="cpu", mode="strict"
+        ),
+        "run",
+    )
+    modelled = document["modelled"]
+    assert modelled["mfu"] == pytest.approx(0.2)
+    assert (modelled["mfu_causal"], modelled["step_mfu_causal"], modelled["masked_flops"]) == (None, None, None)
+    assert "mask" in document["notes"]["modelled.mfu_causal"]
+    json.dumps(document, allow_nan=False)
+
+
 def test_summary_names_both_utilisations() -> None:
     """The summary gives one figure where no mask was found, and the links' share where they were used."""
 
@@ -209,3 +226,5 @@ def test_summary_names_both_utilisations() -> None:
     assert "MFU 20.00% of all FLOPs that run" in plain
     assert "causal" not in plain
     assert "no traffic between chips" in plain
+    unseen = shown(dataclasses.replace(MODELLED, masked_flops=math.nan))
+    assert "MFU 20.00% full (causal not known: a mask came as a tensor) of all FLOPs" in unseen

@@ -1,0 +1,125 @@
+"""Eager bounded dynamism: marks, their limits with TorchTPU's texts, and executables that sizes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from emutpu.backend.runtime import runtime
+from emutpu.dynamism import BoundedDynamicDimension, get_dynamism_info, mark_dynamic
+
+
+def marked(size: int, *, upper: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    """[2, size, 4] on the CPU, and marked on the device."""
+    host = torch.randn(2, size, 4, generator=torch.Generator().manual_seed(size))
+    return host, mark_dynamic(host.to("tpu"), 1, 2, upper)
+
+
+class TestMarks:
+    """What is marked, and what is refused."""
+
+    def test_information(self) -> None:
+        """A mark is seen, negative dimensions count from the end, and the same mark again gives the same tensor."""
+        tensor = torch.zeros(3, 10).to("tpu")
+        assert get_dynamism_info(tensor) == []
+        made = mark_dynamic(tensor, -1, 2, 20)
+        assert get_dynamism_info(made) == [BoundedDynamicDimension(dimension=1, lower_bound=2, upper_bound=20)]
+        assert mark_dynamic(made, 1, 2, 20) is made
+        assert made.shape == (3, 10)
+        assert made.device.type == "tpu"
+
+    def test_the_memory_is_shared(self) -> None:
+        """The mark is of an alias: writes are seen on both sides."""
+        tensor = torch.zeros(10).to("tpu")
+        made = mark_dynamic(tensor, 0, 2, 20)
+        assert made.add_(1) is made
+        assert tensor.tolist() == [1.0] * 10
+
+    @pytest.mark.parametrize(
+        ("make", "dim", "bounds", "error", "said"),
+        [
+            (lambda: torch.zeros(5), 0, (2, 8), RuntimeError, r"mark_dynamic\(\): tensor is not on the PrivateUse1 device"),
+            (lambda: torch.zeros(5, device="tpu"), 0, (1, 8), RuntimeError, "expected lower_bound to be >= 2 as 0/1-sized dimensions are processed with particular assumptions .*, got 1"),
+            (lambda: torch.zeros(9, device="tpu"), 0, (2, 8), RuntimeError, "Dynamic shape lower/upper bound check failed"),
+            (lambda: torch.zeros(5, device="tpu"), 1, (2, 8), IndexError, "Dimension out of range"),
+            (lambda: mark_dynamic(torch.zeros(5, 5, device="tpu"), 1, 2, 8), 0, (2, 8), RuntimeError, "cannot mark dimension 0 as dynamic, because dimension 1 is already marked as dynamic"),
+        ],
+    )  # fmt: skip
+    def test_refused(
+        self, make: Callable[[], torch.Tensor], dim: int, bounds: tuple[int, int], error: type[Exception], said: str
+    ) -> None:
+        """TorchTPU's errors."""
+        with pytest.raises(error, match=said):
+            mark_dynamic(make(), dim, *bounds)
+
+    @pytest.mark.parametrize(
+        "function", [lambda x: x[:, 1:], lambda x: x.view(torch.int16), lambda x: torch.fft.fft(x, dim=1)]
+    )
+    def test_static_dimensions_wanted(self, function: Callable[[torch.Tensor], Any]) -> None:
+        """Slices of the dimension, bit casts and FFTs say what they were given, where, and the remedy."""
+        with pytest.raises(NotImplementedError, match=r"got \[2, 5 \(up to 16\), 4\]") as raised:
+            function(marked(5)[1])
+        assert "test_marked_tensors.py" in str(raised.value)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "pointwise": lambda x, w: (x * 2 + x).sigmoid(),
+    "over the dimension": lambda x, w: (x.softmax(1), x.sum(1), x.mean(1), (x - 9).amax(1), x.cumsum(1)),
+    "products": lambda x, w: (x @ w).relu(),
+    "views": lambda x, w: (x.transpose(1, 2).softmax(-1), x.unsqueeze(0).sum(2), x[:, :, 0] * 2, x[0].sum(0)),
+    "layer norm": lambda x, w: torch.nn.functional.layer_norm(x, (4,)),
+    "cat": lambda x, w: torch.cat([x, x], 1).sum(1),
+    "sort": lambda x, w: x.sort(1)[0],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_from_shared_executables(name: str) -> None:
+    """Results equal the CPU's, and after the first size nothing is compiled."""
+    weight = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    device = weight.to("tpu")
+    compiled = []
+    for size in (5, 9, 16, 2):
+        before = runtime().cache.misses
+        host, tensor = marked(size)
+        found, expected = FUNCTIONS[name](tensor, device), FUNCTIONS[name](host, weight)
+        pairs = zip(found, expected, strict=True) if isinstance(expected, tuple) else [(found, expected)]
+        for ours, theirs in pairs:
+            assert ours.shape == theirs.shape
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5)
+        compiled.append(runtime().cache.misses - before)
+    assert compiled[0] > 0
+    assert compiled[1:] == [0, 0, 0]
+
+
+def test_marks_follow() -> None:
+    """Results whose size varies are marked, with their own bounds; others are plain tensors."""
+    _, tensor = marked(5)
+    assert get_dynamism_info(tensor * 2) == [BoundedDynamicDimension(1, 2, 16)]
+    assert get_dynamism_info(tensor.transpose(0, 1)) == [BoundedDynamicDimension(0, 2, 16)]
+    assert get_dynamism_info(torch.cat([tensor, tensor], 1)) == [BoundedDynamicDimension(1, 4, 32)]
+    assert type(tensor.sum(1)) is torch.Tensor
+
+
+def test_gradients() -> None:
+    """Autograd goes through marks: the tensor that was marked gets the CPU's gradient."""
+    host, _ = marked(7)
+    leaf, theirs = host.to("tpu").requires_grad_(), host.clone().requires_grad_()
+    for x in (mark_dynamic(leaf, 1, 2, 16), theirs):
+        ((x * 3).softmax(1).square().sum() + (x.exp().mean(1) * 2).sum()).backward()
+    torch.testing.assert_close(leaf.grad.cpu(), theirs.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_random_ops_and_reads_are_ordinary() -> None:
+    """Dropout draws what it draws for any tensor; printing, item and copies to the host work."""
+    torch.manual_seed(0)
+    first = torch.nn.functional.dropout(torch.ones(2, 5).to("tpu"), 0.5).cpu()
+    torch.manual_seed(0)
+    tensor = mark_dynamic(torch.ones(2, 5).to("tpu"), 1, 2, 16)
+    assert torch.equal(torch.nn.functional.dropout(tensor, 0.5).cpu(), first)
+    assert "1." in repr(tensor)
+    assert tensor.sum().item() == 10
+    assert tensor.tolist() == [[1.0] * 5] * 2

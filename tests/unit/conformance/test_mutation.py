@@ -1,0 +1,83 @@
+"""Faults in one call are put in, and the gate's limit catches them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from emutpu.conformance import building, manifest, mutation, runner
+from emutpu.conformance.building import Built
+from emutpu.conformance.manifest import Program
+from emutpu.conformance.torchvision_schemas import declare
+
+declare()
+PROGRAM = Program("toy/x", "toy", "x", "toy", "none", {}, "none", 1.4, 0, "toy/x", True, False, None, "pass")
+
+
+class Layers(nn.Module):
+    """Two layers of causal attention over a normalisation; ``weight`` scales what they add."""
+
+    def __init__(self, weight=1.0):
+        super().__init__()
+        self.products = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(2))
+        self.weight = weight
+
+    def forward(self, x):
+        for product, norm in zip(self.products, self.norms, strict=True):
+            y = product(norm(x)).unflatten(-1, (2, 8)).transpose(1, 2)
+            y = F.scaled_dot_product_attention(y, y, y, is_causal=True)
+            x = x + self.weight * y.transpose(1, 2).flatten(2)
+        return x
+
+
+def faults_of(monkeypatch, model):
+    """By name, of a toy program."""
+    x = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setitem(building._BUILDERS, "toy", lambda program: Built(model, {"x": x}, {}))
+    return {fault.fault: fault for fault in mutation.inject(PROGRAM)}
+
+
+def test_every_fault_with_a_place_is_put_in(monkeypatch):
+    """And caught; a model without rotary embeddings has none to drop."""
+    found = faults_of(monkeypatch, Layers())
+    assert set(found) == {*mutation.FAULTS, "stale cache hit"}
+    assert all(fault.caught and fault.error > 1e-3 for fault in found.values())
+
+
+def test_a_fault_that_does_not_show_is_missed(monkeypatch):
+    """The counts can come out badly: branches that are nearly off hide what is wrong with them."""
+    found = faults_of(monkeypatch, Layers(weight=1e-7))
+    assert not found["attention zeroed"].caught
+    assert 0 < found["attention zeroed"].error < 1e-5
+
+
+def test_the_model_is_as_before(monkeypatch):
+    """Faults leave no trace: twice the same."""
+    model = Layers()
+    assert faults_of(monkeypatch, model) == faults_of(monkeypatch, model)
+
+
+def test_a_rotary_embedding_is_dropped_in_one_layer():
+    """Of a real Llama, whose every fault is caught."""
+    pytest.importorskip("transformers")
+    found = {fault.fault: fault for fault in mutation.inject(manifest.programs()["transformers/LlamaForCausalLM"])}
+    assert found["rotary embedding dropped"].error > 0.01
+    assert all(fault.caught for fault in found.values())
+    assert len(found) == 6
+
+
+def test_counts():
+    """By fault, with the missed ones named."""
+    answers = [
+        {"program": "b", "outcome": "missed", "faults": [{"fault": "f", "error": 1e-9, "caught": False}]},
+        {"program": "a", "outcome": "pass", "faults": [{"fault": "f", "error": 1.0, "caught": True}]},
+        {"program": "c", "outcome": "not run", "error": "no recipe", "faults": []},
+    ]
+    found = runner.mutations_of(answers)
+    assert (found["programs"], found["injected"], found["caught"]) == (2, 2, 1)
+    assert found["by_fault"] == {"f": {"injected": 2, "caught": 1}}
+    assert found["missed"] == ["b: f (1.0e-09)"]
+    assert found["failed"] == {"c": "no recipe"}
