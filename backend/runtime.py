@@ -40,6 +40,7 @@ class Configuration:
     for TorchTPU's own; ``make_tiers`` gives the tiers of the compile cache below the process, for a client.
 
     ``binary`` gives the binary fingerprint for a client, ``secret`` signs what is native code.
+    ``aot_cache`` puts compiled graphs into PyTorch's AOTAutograd cache.
 
     ``tiled`` gives the bytes of HBM of an array by shape and element size; ``hbm_limit`` is None where memory is
     unlimited; ``host_issue`` is the host's time per launch in picoseconds, None to measure it. ``collective`` gives the
@@ -57,6 +58,7 @@ class Configuration:
     make_tiers: Callable[[Client], LowerTiers | None] | None = None
     binary: Callable[[Client], str] | None = None
     secret: bytes | None = dataclasses.field(default=None, repr=False)
+    aot_cache: bool = False
     repeats: str = "safe"
     quirks: str | None = None
     assume_bounded: bool = False

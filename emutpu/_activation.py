@@ -291,6 +291,7 @@ def _configuration(settings: _settings.Settings) -> Configuration:
         make_tiers=lambda client: _tiers(tier_settings(settings), versions, client),
         binary=lambda client: _binary(versions, client),
         secret=secret,
+        aot_cache=settings.aot_cache,
         repeats=settings.detect_repeated_ops,
         quirks=settings.quirks,
         assume_bounded=settings.bounded_dynamism is not None,

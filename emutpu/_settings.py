@@ -108,6 +108,7 @@ class Settings:
     cache_key: str | None
     cache_max_bytes: int
     cache_readonly: bool
+    aot_cache: bool
     compile_threads: int | None
     binary_version: int
     pjrt_version: str
@@ -312,6 +313,7 @@ VARIABLES: tuple[Variable, ...] = (
         "bytes, such as 536870912 or 512M",
         "size of each directory of executables; beyond it the least recently used go",
     ),
+    _own_flag("AOT_CACHE", "keep compiled graphs in PyTorch's AOTAutograd cache, too"),
     _own_flag("CACHE_READONLY", "load executables from shared caches, and write nothing to them"),
     Variable(
         "EMUTPU_COMPILE_THREADS",

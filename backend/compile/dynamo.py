@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from emutpu.backend.compile import autograd_cache
 from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
 from emutpu.backend.compile.asynchronous import submit
 from emutpu.backend.compile.observe import debug_of, note_recompile, record
@@ -18,6 +20,7 @@ from emutpu.backend.compile.passes import before_autograd, mark_activation_check
 from emutpu.backend.compile.settings import CompileSettings, parse
 from emutpu.backend.dynamism.program import BoundedGraph, bounded_graph, has_symbols
 from emutpu.backend.quirks import reproduces
+from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import DEVICE
 
 __all__ = ["compile_for_device", "cpu_backend", "uses_device"]
@@ -71,14 +74,22 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
         _guard_offsets(module)
     before_autograd(module)
     name = settings.name or f"graph_{next(_graphs)}"
+    compilers: dict[str, Callable[..., Any]] = {
+        "fw_compiler": functools.partial(_compile_forward, settings, f"{name}_fwd", training=True),
+        "bw_compiler": functools.partial(_compile_backward, settings, f"{name}_bwd"),
+        "inference_compiler": functools.partial(_compile_forward, settings, f"{name}_fwd"),
+    }
+    configuration = runtime().configuration
+    kept = settings.serializable and configuration is not None and configuration.aot_cache
+    if kept:
+        compilers = {which: autograd_cache.cached(compiler) for which, compiler in compilers.items()}
     compiler = aot_autograd(
-        fw_compiler=functools.partial(_compile_forward, settings, f"{name}_fwd", training=True),
-        bw_compiler=functools.partial(_compile_backward, settings, f"{name}_bwd"),
-        inference_compiler=functools.partial(_compile_forward, settings, f"{name}_fwd"),
+        **compilers,
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    return compiler(module, inputs)
+    with autograd_cache.caching(settings, inputs) if kept else contextlib.nullcontext():
+        return compiler(module, inputs)
 
 
 def _guard_offsets(module: fx.GraphModule) -> None:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from emutpu.backend.storage import DEVICE
 
-__all__ = ["Piece", "cut", "is_collective", "on_device", "output_arguments", "tensors_of"]
+__all__ = ["Piece", "cut", "is_collective", "is_random_state", "on_device", "output_arguments", "tensors_of"]
 
 _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
 _PASSIVE = frozenset({"placeholder", "get_attr", "output"})
@@ -96,6 +96,12 @@ def _places(graph: fx.Graph, eager: frozenset[fx.Node]) -> dict[fx.Node, bool]:
 def _device_argument(node: fx.Node) -> bool:
     device = node.kwargs.get("device")
     return isinstance(device, torch.device) and device.type == DEVICE.type
+
+
+def is_random_state(node: fx.Node) -> bool:
+    """Whether an input is a saved random state. Its size is the CPU's, and means nothing here."""
+    restoring = torch._prims.rng_prims.run_with_rng_state
+    return bool(node.users) and all(user.target is restoring and user.args[0] is node for user in node.users)
 
 
 def is_collective(node: fx.Node) -> bool:

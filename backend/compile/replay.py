@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from emutpu.backend.cell import Cell, Layout
-from emutpu.backend.compile.graph import Piece, is_collective, output_arguments
+from emutpu.backend.compile.graph import Piece, is_collective, is_random_state, output_arguments
 from emutpu.backend.compile.locations import node_origin
 from emutpu.backend.compile.structured import Body, CannotLoop, scan
 from emutpu.backend.deferred.capture import Capture, Program, capture
@@ -259,7 +259,7 @@ class _Replay:
             return _attribute(self.module, str(node.target))
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
-            if _is_state(node):  # the partitioner gives it the size of the CPU's state, which may be symbolic
+            if is_random_state(node):  # the partitioner gives it the size of the CPU's state, which may be symbolic
                 return self._stand_in(self.restored, position)
             for extent in (*value.shape, *value.stride()):
                 if isinstance(extent, torch.SymInt):
@@ -514,11 +514,6 @@ def _trimmed(program: Program) -> tuple[Region | None, list[int], tuple[Layout, 
 
 
 # Random states -------------------------------------------------------------------------------------------
-
-
-def _is_state(node: fx.Node) -> bool:
-    restoring = torch._prims.rng_prims.run_with_rng_state
-    return bool(node.users) and all(user.target is restoring and user.args[0] is node for user in node.users)
 
 
 def _run_and_save(recording: _Recording, op: Any, *args: Any, **kwargs: Any) -> tuple[_Saved, Any]:

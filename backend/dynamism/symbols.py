@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from emutpu.backend.compile.graph import is_random_state
 from emutpu.backend.dynamism.buckets import Symbol
 from emutpu.backend.dynamism.extents import UNBOUNDED, Bounds, expression
 
@@ -17,8 +18,9 @@ __all__ = ["Symbols", "has_symbols", "restores"]
 
 
 def has_symbols(module: fx.GraphModule) -> bool:
-    """Whether an input of a graph has a symbolic extent, or is a symbolic number."""
-    values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    """Whether an input of a graph has a symbolic extent, or is a symbolic number; saved random states do not count."""
+    inputs = module.graph.find_nodes(op="placeholder")
+    values = [node.meta.get("val") for node in inputs if not is_random_state(node)]
     extents = [extent for value in values if isinstance(value, torch.Tensor) for extent in value.shape]
     return any(isinstance(value, torch.SymInt | torch.SymFloat) for value in (*values, *extents))
 

@@ -37,7 +37,7 @@ def test_a_call_before_it_is_resolved_waits(compiles) -> None:
 
 def test_several_functions_at_once(compiles) -> None:
     """``async_compile`` gives the functions; all are compiled once they are resolved."""
-    x = torch.arange(6.0, device="tpu").reshape(2, 3)
+    x = torch.randn(2, 3).to("tpu")
     compiles()
     functions = [lambda x: (x + 2.5) @ x.t(), lambda x: (x + 3.5) @ x.t()]
     artifacts = [async_compile(function, (x,)) for function in functions]
