@@ -8,6 +8,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from emutpu.backend.compile.graph import is_random_state
 from emutpu.backend.dynamism.buckets import Symbol
@@ -40,7 +41,11 @@ class Symbols:
         placeholders = [None if restores(node) else node for node in module.graph.find_nodes(op="placeholder")]
         self.environment = _environment(module)
         self._sources = _sources(placeholders)
-        self.all = [_bounded(symbol, self.environment, placeholders) for symbol in self._sources]
+        # Of all nodes: a backward may be given a size as a number alone.
+        nodes = [node for node in module.graph.nodes if not restores(node)]
+        leaves = pytree.tree_leaves([node.meta.get("val") for node in nodes])
+        extents = [expression(n) for leaf in leaves if isinstance(leaf, torch.Tensor) for n in leaf.shape]
+        self.all = [_bounded(symbol, self.environment, extents) for symbol in self._sources]
 
     def values_of(self, inputs: Sequence[Any]) -> dict[sympy.Symbol, int]:
         """The sizes of a call."""
@@ -103,15 +108,13 @@ def _read(inputs: Sequence[Any], source: tuple[int, int | None]) -> int:
     return int(inputs[position] if axis is None else inputs[position].shape[axis])
 
 
-def _bounded(symbol: sympy.Symbol, environment: Any, placeholders: Sequence[fx.Node | None]) -> Symbol:
+def _bounded(symbol: sympy.Symbol, environment: Any, extents: Sequence[sympy.Expr]) -> Symbol:
     known = environment.var_to_range[symbol]
-    values = (node.meta.get("val") for node in placeholders if node is not None)
-    extents = [expression(n) for value in values if isinstance(value, torch.Tensor) for n in value.shape]
     using = [extent for extent in extents if symbol in extent.free_symbols]
     if not using:
         return Symbol(symbol, -UNBOUNDED, UNBOUNDED, number=True)
     lower = max(1, int(known.lower))
     hint = int(environment.backed_var_to_val.get(symbol, lower))
     upper = int(known.upper) if known.upper.is_Integer and known.upper < UNBOUNDED else 2 * hint
-    offset = next((rest for extent in using if (rest := extent - symbol).is_Integer), 0)
-    return Symbol(symbol, lower, upper, int(offset))
+    offsets = [int(rest) for extent in using if (rest := extent - symbol).is_Integer]
+    return Symbol(symbol, lower, upper, 0 if 0 in offsets or not offsets else offsets[0])
