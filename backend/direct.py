@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from emutpu.backend import attention, composed, data_dependent
+from emutpu.backend import attention, composed, data_dependent, recurrent
 from emutpu.backend.copies import copy_from, large_to_host, local_scalar
 from emutpu.backend.storage import DEVICE, empty_tensor
 
@@ -77,5 +77,5 @@ KERNELS: dict[str, Callable[..., Any]] = {
     **data_dependent.KERNELS,
     **data_dependent.OTHER_KERNELS,
 }
-COMPOSITES = attention.COMPOSITES
+COMPOSITES = attention.COMPOSITES | recurrent.COMPOSITES
 """Kernels made of ops that have autograd formulas: they stand above autograd as well as below."""

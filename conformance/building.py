@@ -104,10 +104,10 @@ def _transformers(program: Program) -> Built:
     from emutpu.conformance.shrink import shrunk
 
     transformers.logging.set_verbosity_error()
-    model_type = program.options["model_type"]
-    default = transformers.CONFIG_MAPPING[model_type]()
-    config = shrunk(default)
-    model = getattr(transformers, program.architecture)(config)
+    model_class = getattr(transformers, program.architecture)
+    # A class for the text part of a multimodal model has a configuration of its own.
+    config_class = model_class.config_class or transformers.CONFIG_MAPPING[program.options["model_type"]]
+    model = model_class(shrunk(config_class()))
     try:
         arguments = inputs.for_signature(model, program.seed)
     except inputs.UnknownArgument as error:

@@ -103,10 +103,39 @@ def _boxes(recipe: Recipe) -> Tensor:
     return torch.cat([corner, corner + 20], -1)
 
 
+# Families whose spectra are f32[batch, bins, frames]; elsewhere frames come first.
+_BINS_FIRST = (
+    "whisper",
+    "qwen2_audio",
+    "qwen2_5_omni",
+    "qwen3_omni",
+    "voxtral",
+    "audioflamingo3",
+    "glmasr",
+    "moonshine",
+)
+
+
 def _spectra(recipe: Recipe) -> Tensor:
-    bins = recipe.size("num_mel_bins", "feature_size", "input_feat_per_channel", default=80)
+    sizes = ("num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim")
+    bins = recipe.size(*sizes, default=80)
+    if not recipe.config.model_type.startswith(_BINS_FIRST):
+        return recipe.normal(BATCH, 64, bins)
     frames = 2 * recipe.size("max_source_positions", default=32)
     return recipe.normal(BATCH, bins, min(frames, 256))
+
+
+def _frames(recipe: Recipe) -> Tensor:
+    """Videos f32[BATCH, frames, channels, height, width]."""
+    count = recipe.size("num_frames", "frames_per_clip", default=4)
+    return torch.stack([recipe.pixels() for _ in range(count)], 1)
+
+
+_VIDEO = ("timesformer", "vivit", "videomae", "vjepa", "video", "tvp")
+
+
+def _pixels(recipe: Recipe) -> Tensor:
+    return _frames(recipe) if recipe.config.model_type.startswith(_VIDEO) else recipe.pixels()
 
 
 def _hidden(recipe: Recipe, length: int = LENGTH) -> Tensor:
@@ -124,7 +153,8 @@ _MAKERS: dict[str, Maker] = {
     "inputs_embeds": _hidden,
     "hidden_states": _hidden,
     "encoder_hidden_states": _hidden,
-    "pixel_values": lambda r: r.pixels(),
+    "pixel_values": _pixels,
+    "pixel_values_videos": _frames,
     "images": lambda r: r.pixels(),
     "pixel_mask": lambda r: torch.ones(BATCH, *r.pixels().shape[-2:], dtype=torch.long),
     "input_features": _spectra,
@@ -150,6 +180,8 @@ def for_signature(model: nn.Module, seed: int) -> dict[str, Any]:
         or name in {main, *_MODALITIES}
         or (name == _GENERAL and main == _GENERAL)
     ]
+    if _GENERAL in wanted and "bbox" in parameters:
+        wanted.append("bbox")
     if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
         wanted.append("decoder_input_ids")
     found: dict[str, Any] = {}

@@ -220,6 +220,8 @@ class _Walk:
                 kept[field.name] = self._token(value, vocabulary)
             elif value is not None and not (field.default is None and not _is_size(value)):
                 kept[field.name] = _ruled(field.name, value, config)
+        if getattr(config, "head_dim", 0) is None and "num_attention_heads" in kept:
+            kept["head_dim"] = HEAD_DIM
         kept |= _TOGETHER.get(type(config).__name__, {})
         if getattr(config, "pad_token_id", 0) is None and "pad_token_id" in kept:
             kept["pad_token_id"] = 0

@@ -39,7 +39,7 @@ def make_batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 def train(device: str | torch.device, steps: int, seed: int, name: str = "resnet18") -> list[float]:
     """The loss of every step."""
     model = make_model(name, seed).to(device).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     generator = torch.Generator().manual_seed(seed)
     losses = []
     for _ in range(steps):

@@ -130,6 +130,5 @@ def _compile_forward(
 def _compile_backward(
     settings: CompileSettings, name: str, module: fx.GraphModule, inputs: Sequence[Any]
 ) -> CompiledGraph | BoundedGraph:
-    if not has_symbols(module):  # a bounded graph is written anew, op by op
-        mark_activation_checkpoints(module.graph)
+    mark_activation_checkpoints(module.graph)
     return _compile(settings, name, module, inputs)

@@ -37,13 +37,19 @@ def arguments_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
 
 
 class Call:
-    """One op of the symbolic graph. ``given`` are its arguments by name, ``promised`` what its meta kernel gave."""
+    """One op of the symbolic graph. ``given`` are its arguments by name, ``promised`` what its meta kernel gave.
 
-    def __init__(self, op: Any, given: dict[str, Any], promised: Any, writer: Writer) -> None:
+    ``through`` writes the op itself, if it is to be inside of another.
+    """
+
+    def __init__(
+        self, op: Any, given: dict[str, Any], promised: Any, writer: Writer, through: Callable[..., Any] | None = None
+    ) -> None:
         self.op = op
         self.given = given
         self.promised = promised
         self.writer = writer
+        self.through = through or writer.call
 
     @property
     def bounds(self) -> Bounds:
@@ -97,7 +103,7 @@ class Call:
                     kwargs[argument.name] = value
             else:
                 args.append(value)
-        return self.writer.call(self.op, *args, **kwargs)
+        return self.through(self.op, *args, **kwargs)
 
     def give(self, node: Any, dims: Sequence[Dim], number: int | None = None) -> Padded:
         """``node`` as the (``number``-th) result, fitted to what its dimensions must hold.

@@ -118,7 +118,7 @@ def _with_tensors(call: Call) -> Call:
     values = [Padded(call.writer.size(v.expr), ()) if isinstance(v, Symbolic) else v for v in call.given.values()]
     arguments = op._schema.arguments
     given = {a.name: values[n] if n < len(values) else a.default_value for n, a in enumerate(arguments)}
-    return Call(op, given, call.promised, call.writer)
+    return Call(op, given, call.promised, call.writer, call.through)
 
 
 @rule("cat.default")

@@ -13,7 +13,7 @@ from emutpu.backend.compile.graph import is_random_state
 from emutpu.backend.dynamism.buckets import Symbol
 from emutpu.backend.dynamism.extents import UNBOUNDED, Bounds, expression
 
-__all__ = ["Symbols", "has_symbols"]
+__all__ = ["Symbols", "has_symbols", "restores"]
 
 
 def has_symbols(module: fx.GraphModule) -> bool:
@@ -24,6 +24,12 @@ def has_symbols(module: fx.GraphModule) -> bool:
     return any(isinstance(value, torch.SymInt | torch.SymFloat) for value in (*values, *extents))
 
 
+def restores(node: fx.Node) -> bool:
+    """Whether an input is a random state that a forward saved: bytes on the host, whose number varies for nobody."""
+    restoring = torch._prims.rng_prims.run_with_rng_state
+    return bool(node.users) and all(user.target is restoring and user.args[0] is node for user in node.users)
+
+
 class Symbols:
     """``all`` symbols of a graph, in the order of the inputs.
 
@@ -31,7 +37,7 @@ class Symbols:
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
-        placeholders = list(module.graph.find_nodes(op="placeholder"))
+        placeholders = [None if restores(node) else node for node in module.graph.find_nodes(op="placeholder")]
         self.environment = _environment(module)
         self._sources = _sources(placeholders)
         self.all = [_bounded(symbol, self.environment, placeholders) for symbol in self._sources]
@@ -72,12 +78,12 @@ def _environment(module: fx.GraphModule) -> Any:
     raise AssertionError("a graph without symbols has no bounds")
 
 
-def _sources(placeholders: Sequence[fx.Node]) -> dict[sympy.Symbol, tuple[int, int | None]]:
+def _sources(placeholders: Sequence[fx.Node | None]) -> dict[sympy.Symbol, tuple[int, int | None]]:
     """Where each symbol's value is found: in which input, in which of its dimensions."""
     found: dict[sympy.Symbol, tuple[int, int | None]] = {}
     every: set[sympy.Symbol] = set()
     for position, node in enumerate(placeholders):
-        value = node.meta.get("val")
+        value = None if node is None else node.meta.get("val")
         parts: list[tuple[int | None, Any]] = [(None, value)]
         if isinstance(value, torch.Tensor):
             parts = list(enumerate(value.shape))
@@ -97,9 +103,9 @@ def _read(inputs: Sequence[Any], source: tuple[int, int | None]) -> int:
     return int(inputs[position] if axis is None else inputs[position].shape[axis])
 
 
-def _bounded(symbol: sympy.Symbol, environment: Any, placeholders: Sequence[fx.Node]) -> Symbol:
+def _bounded(symbol: sympy.Symbol, environment: Any, placeholders: Sequence[fx.Node | None]) -> Symbol:
     known = environment.var_to_range[symbol]
-    values = (node.meta.get("val") for node in placeholders)
+    values = (node.meta.get("val") for node in placeholders if node is not None)
     extents = [expression(n) for value in values if isinstance(value, torch.Tensor) for n in value.shape]
     using = [extent for extent in extents if symbol in extent.free_symbols]
     if not using:

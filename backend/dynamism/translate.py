@@ -10,32 +10,39 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from emutpu.backend.compile.graph import output_arguments
 from emutpu.backend.compile.locations import node_origin
+from emutpu.backend.compile.structured import barrier
 from emutpu.backend.dynamism import (
+    rules_batches,
     rules_contractions,
     rules_factories,
     rules_indexing,
     rules_reductions,
     rules_views,
 )
-from emutpu.backend.dynamism.extents import Bounds, Dim, expression, extent_of, is_dynamic
+from emutpu.backend.dynamism.extents import Bounds, Dim, expression, extent_of, is_dynamic, true_of
 from emutpu.backend.dynamism.rules import RULES, Call, Symbolic, Unsupported, arguments_of
 from emutpu.backend.dynamism.rules_pointwise import is_pointwise, pointwise
-from emutpu.backend.dynamism.writer import Padded, Writer
+from emutpu.backend.dynamism.symbols import restores
+from emutpu.backend.dynamism.writer import Padded, Writer, plain_nodes
 from emutpu.backend.errors import describe
 from emutpu.backend.storage import DEVICE
 
 __all__ = ["CPU_TENSORS", "UNHANDLED", "Given", "LoweringError", "Translated", "View", "Wrote", "translate"]
 
-_FAMILIES = (rules_contractions, rules_factories, rules_indexing, rules_reductions, rules_views)
+_FAMILIES = (rules_batches, rules_contractions, rules_factories, rules_indexing, rules_reductions, rules_views)
 CPU_TENSORS = "CPU tensors are not supported in dynamic shapes compilation, please move inputs to TPU."
 _REMEDY = "Please set torch.compile(..., dynamic=False, ...) and try again."
 _FAILED = "Failed to lower FX graph with dynamic shapes to MLIR with error: {} " + _REMEDY
 UNHANDLED = "Detected following unhandled SymInt usage(s) in FX graph. " + _REMEDY
+
+_STATE = 16  # bytes of a saved random state
+_RANDOM_STATES = frozenset({"run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state"})
 
 aten = torch.ops.aten
 
@@ -136,7 +143,11 @@ class _Translator:
             made = self.writer.placeholder(node.name, value)
             self.taken[made] = (position, None)
             return made
-        if value.device.type != DEVICE.type and not _restores(node):
+        if restores(node):
+            made = self.writer.placeholder(node.name, self.writer.fake(_state))
+            self.taken[made] = (position, None)
+            return Padded(made, (self.bounds.prefix(sympy.Integer(_STATE)),))
+        if value.device.type != DEVICE.type:
             raise RuntimeError(CPU_TENSORS)
         dims = tuple(self.bounds.prefix(expression(extent)) for extent in value.shape)
         extents = [extent_of(dim) for dim in dims]
@@ -199,9 +210,9 @@ class _Translator:
             return self._other(op, args, kwargs, promised, node)
         given = arguments_of(op, args, kwargs)
         if op is aten.copy_.default:
-            return self._write(node, given)
+            return self._write(given)
         if not _dynamic(list(given.values()), promised):
-            return self._as_it_is(op, args, kwargs, promised)
+            return self._as_it_is(op, args, kwargs)
         call = Call(op, given, promised, self.writer)
         found = RULES.get(str(op)) or (pointwise if is_pointwise(op) else None)
         if found is None:
@@ -209,22 +220,61 @@ class _Translator:
         return found(call)
 
     def _other(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], promised: Any, node: fx.Node) -> Any:
-        """A higher-order op, or a function: allowed where nothing is dynamic."""
-        if _dynamic([args, kwargs], promised):
-            if not isinstance(op, torch._ops.HigherOrderOperator):
-                raise LoweringError(f"{UNHANDLED}\n  {node.format_node()}{_line(node)}")
-            raise Unsupported("no rule for bounded dynamic dimensions")
-        return self._as_it_is(op, args, kwargs, promised)
+        """A higher-order op, or a function: allowed where nothing is dynamic, and for random states and barriers."""
+        if op is barrier:
+            return self._barrier(args)
+        if isinstance(op, torch._ops.HigherOrderOperator) and op._name in _RANDOM_STATES:
+            return self._drawn(op, list(args), kwargs, node)
+        if not _dynamic([args, kwargs], promised):
+            return self._as_it_is(op, args, kwargs)
+        if not isinstance(op, torch._ops.HigherOrderOperator):
+            raise LoweringError(f"{UNHANDLED}\n  {node.format_node()}{_line(node)}")
+        raise Unsupported("no rule for bounded dynamic dimensions")
 
-    def _as_it_is(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], promised: Any) -> Any:
+    def _barrier(self, tensors: Sequence[Padded]) -> list[Padded]:
+        made = self.writer.graph.call_function(barrier, tuple(tensor.node for tensor in tensors))
+        made.meta["val"] = tuple(tensor.node.meta["val"] for tensor in tensors)
+        return [Padded(self.writer.item(made, n), tensor.dims) for n, tensor in enumerate(tensors)]
+
+    def _drawn(self, op: Any, args: list[Any], kwargs: dict[str, Any], node: fx.Node) -> Any:
+        """A random op with the state that it saves or draws from."""
+        writer = self.writer
+        first = [_plain(args.pop(0))] if op._name == "run_with_rng_state" else []
+        state = {"rng_state": kwargs.pop("rng_state")} if "rng_state" in kwargs else {}
+        inner, saves = args.pop(0), op._name == "run_and_save_rng_state"
+        nodes: list[fx.Node] = []
+
+        def through(_: Any, *given: Any, **named: Any) -> fx.Node:
+            given, named = plain_nodes(given), plain_nodes(named)
+            values, others = fx.node.map_arg((given, named), lambda operand: operand.meta["val"])
+            value = writer.fake(lambda: inner(*values, **others))
+            made = writer.graph.call_function(op, (*first, inner, *given), {**named, **state})
+            # The node itself says nothing of what it gives.
+            made.meta["val"] = (writer.fake(_state), value) if saves else value
+            nodes.append(made)
+            return writer.item(made, 1) if saves else made
+
+        found = RULES.get(str(inner)) or (pointwise if is_pointwise(inner) else None)
+        if not _dynamic([args, kwargs], None):
+            result = self._wrapped(through(inner, *args, **kwargs))
+        elif found is None:
+            raise Unsupported(f"no rule for bounded dynamic dimensions of {inner}")
+        else:
+            result = found(Call(inner, arguments_of(inner, args, kwargs), _promise(inner, node), writer, through))
+        return [self._wrapped(writer.item(nodes[0], 0)), result] if saves else result
+
+    def _as_it_is(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         args, kwargs = pytree.tree_map(_plain, (list(args), kwargs), is_leaf=_leaf)
-        made = self.writer.call(op, *args, **kwargs)
-        if isinstance(promised, torch.Tensor):
-            return self._static(made, promised)
-        if isinstance(promised, tuple | list):
-            parts = [(self.writer.item(made, n), value) for n, value in enumerate(promised)]
-            return [self._static(p, v) if isinstance(v, torch.Tensor) else v for p, v in parts]
-        return made
+        return self._wrapped(self.writer.call(op, *args, **kwargs))
+
+    def _wrapped(self, node: fx.Node) -> Any:
+        """What a node of the static graph gives, none of it dynamic."""
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            return self._static(node, value)
+        if isinstance(value, tuple | list):
+            return [self._wrapped(self.writer.item(node, n)) if _holds(v) else v for n, v in enumerate(value)]
+        return node
 
     def _static(self, node: fx.Node, promised: torch.Tensor) -> Padded:
         return Padded(node, tuple(self.bounds.prefix(expression(extent)) for extent in promised.shape))
@@ -239,7 +289,7 @@ class _Translator:
 
         def run(*moving: Any) -> Any:
             whole = dict(zip(inputs, moving, strict=True))
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda given: whole[given])
+            args, kwargs = _mutable(fx.node.map_arg((node.args, node.kwargs), lambda given: whole[given]))
             made = function(*args, **kwargs)
             return tuple(made) if isinstance(made, tuple | list) else made
 
@@ -251,13 +301,16 @@ class _Translator:
         returned = [inside[r] if isinstance(r, fx.Node) else r for r in output_arguments(traced.graph)]
         return returned if isinstance(node.meta["val"], tuple | list) else returned[0]
 
-    def _write(self, node: fx.Node, given: dict[str, Any]) -> Any:
+    def _write(self, given: dict[str, Any]) -> Any:
         """``copy_`` into an input."""
         target, source = given["self"], given["src"]
         if not target.dynamic:
             return Padded(self.writer.call(aten.copy_.default, target, source), target.dims)
         position, _ = self.taken[target.node]
-        _ = node
+        if [true_of(dim) for dim in source.dims] != [true_of(dim) for dim in target.dims]:
+            raise Unsupported("a copy that broadcasts into an argument")
+        if source.dtype is not target.dtype:
+            source = Padded(self.writer.call(aten._to_copy.default, source, dtype=target.dtype), source.dims)
         self.writes[position] = source
         return source
 
@@ -306,6 +359,9 @@ class _Translator:
             return Given(len(nodes) - 1)
         if not isinstance(value, Padded):
             return Given(None, value)
+        if value.node.meta["val"].device.type != DEVICE.type and not value.dynamic:
+            nodes.append(value.node)
+            return Given(len(nodes) - 1)
         view = _view_of(node.meta["val"])
         if node in self.positions and view.varies:
             return Given(None, node)
@@ -361,6 +417,33 @@ def _symbolic(value: Any) -> Any:
     return float(expr) if isinstance(value, float | torch.SymFloat) else int(expr)
 
 
+def _mutable(values: Any) -> Any:
+    """Lists that a function may write, where a graph has its own that nobody may."""
+    if isinstance(values, tuple):
+        return tuple(map(_mutable, values))
+    if isinstance(values, list):
+        return list(map(_mutable, values))
+    return {name: _mutable(value) for name, value in values.items()} if isinstance(values, dict) else values
+
+
+def _state() -> torch.Tensor:
+    return torch.empty(_STATE, dtype=torch.uint8)
+
+
+def _promise(inner: Any, node: fx.Node) -> Any:
+    """What the meta kernel of a random op gives, of which the node that holds it says nothing."""
+    given, named = fx.node.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
+    named = {name: value for name, value in named.items() if name != "rng_state"}
+    given = given[given.index(inner) + 1 :]
+    mode = next(v.fake_mode for v in pytree.tree_leaves((given, named)) if isinstance(v, FakeTensor))
+    with mode, torch.no_grad():
+        return inner(*given, **named)
+
+
+def _holds(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
 def _leaf(value: Any) -> bool:
     return isinstance(value, Padded | Symbolic)
 
@@ -384,11 +467,6 @@ def _dynamic(given: Any, promised: Any) -> bool:
     return False
 
 
-def _restores(node: fx.Node) -> bool:
-    restoring = torch._prims.rng_prims.run_with_rng_state
-    return bool(node.users) and all(user.target is restoring and user.args[0] is node for user in node.users)
-
-
 def _line(node: fx.Node) -> str:
     origin = node_origin(node)
     return f", issued at {describe(*origin[1:])}" if origin is not None else ""
@@ -400,8 +478,6 @@ def _shown(args: Sequence[Any]) -> str:
 
 
 def _dim_text(dim: Dim) -> str:
-    from emutpu.backend.dynamism.extents import true_of
-
     return f"{true_of(dim)} (up to {extent_of(dim)})" if is_dynamic(dim) else str(extent_of(dim))
 
 

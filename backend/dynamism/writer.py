@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from emutpu.backend.dynamism.extents import Bounds, Dim, extent_of, is_dynamic, true_of
 from emutpu.backend.storage import DEVICE
 
-__all__ = ["Padded", "Writer", "greatest", "least"]
+__all__ = ["Padded", "Writer", "greatest", "least", "plain_nodes"]
 
 aten = torch.ops.aten
 
@@ -88,7 +88,7 @@ class Writer:
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """An op on nodes, :class:`Padded` tensors and constants. Raises what the op's meta kernel raises."""
-        args, kwargs = _nodes(args), _nodes(kwargs)
+        args, kwargs = plain_nodes(args), plain_nodes(kwargs)
         values = fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
         value = self.fake(lambda: op(*values[0], **values[1]))
         node = self.graph.call_function(op, args, kwargs)
@@ -250,12 +250,12 @@ class Writer:
         return place if place is not None else number
 
 
-def _nodes(values: Any) -> Any:
+def plain_nodes(values: Any) -> Any:
     """Padded tensors as their nodes, inside of tuples, lists and dicts too."""
     if isinstance(values, Padded):
         return values.node
     if isinstance(values, tuple | list):
-        return type(values)(_nodes(value) for value in values)
+        return type(values)(plain_nodes(value) for value in values)
     if isinstance(values, dict):
-        return {name: _nodes(value) for name, value in values.items()}
+        return {name: plain_nodes(value) for name, value in values.items()}
     return values

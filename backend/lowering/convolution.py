@@ -238,6 +238,8 @@ def _convolution(
     output_padding: list[int],
     groups: int,
 ) -> Value:
+    if 0 in cx.output.size:
+        return cx.builder.full(0, cx.output.size, cx.output.dtype)
     spatial = cx.output.size[2:]
     window = _Window.of(len(spatial), stride, padding, dilation, groups)
     result = (_spread if transposed else _correlate)(x, weight, window, spatial)

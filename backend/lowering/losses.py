@@ -190,6 +190,9 @@ def _mse(cx: Context, x: Value, target: Value, reduction: int) -> Value:
 
 @lowering("mse_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction) -> Tensor")
 def _mse_backward(cx: Context, grad: Value, x: Value, target: Value, reduction: int) -> Value:
+    if not cx.output.dtype.is_floating_point:
+        factor = 2 // max(1, x.numel) if reduction == _MEAN else 2  # the CPU's, rounded to an integer first
+        return ((x - target) * grad * factor).convert(cx.output.dtype)
     grad, x, target = _wide(grad, x, target)
     slope = 2 * (x - target) * grad
     return (slope / max(1, slope.numel) if reduction == _MEAN else slope).convert(cx.output.dtype)

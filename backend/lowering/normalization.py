@@ -342,9 +342,19 @@ def _native_group_norm(
     return [_like(v, spec) for v, spec in zip((output, mean, inverse), cx.outputs, strict=True)]
 
 
+def _group_norm_backward_meta(**given: Any) -> Any:
+    """PyTorch's divides by the size of an image, which may be 0."""
+    if given["HxW"]:
+        return torch.ops.aten.native_group_norm_backward(**given)
+    x, mask = given["input"], given["output_mask"]
+    parameters = [x.new_empty(given["C"]) if wanted else None for wanted in mask[1:]]
+    return (torch.empty_like(x) if mask[0] else None, *parameters)
+
+
 @lowering(
     "native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, "
-    "SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
+    "SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
+    meta=_group_norm_backward_meta,
 )
 def _native_group_norm_backward(
     cx: Context,
@@ -365,7 +375,7 @@ def _native_group_norm_backward(
     rstd = rstd.convert(compute).reshape((n, group, 1, 1))
     normalized = (x - mean) * rstd
     weighted = _affine(grad, weight, None, (1, group, c // group, 1))
-    count = c // group * hxw
+    count = max(1, c // group * hxw)
     center = weighted.sum((2, 3), keepdim=True) / count
     slope = (weighted * normalized).sum((2, 3), keepdim=True) / count
     grad_input = (weighted - center - normalized * slope) * rstd

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from emutpu.backend.dtypes import opmath
+from emutpu.backend.dtypes import dtype_name, opmath
 from emutpu.backend.errors import user_line
 from emutpu.backend.hlo import Number, Value
 from emutpu.backend.lowering._registry import Context, OutputSpec, lowering
@@ -47,8 +47,16 @@ def _bits(cx: Context, shape: tuple[int, ...], count: int) -> Value:
     return bits if count == width else bits >> (width - count)
 
 
+def _require_float(dtype: torch.dtype) -> None:
+    if dtype not in _MANTISSA:
+        raise NotImplementedError(
+            f"random numbers of a continuous distribution: not implemented for {dtype_name(dtype)}"
+        )
+
+
 def _uniform(cx: Context, shape: tuple[int, ...], dtype: torch.dtype, *, above_zero: bool = False) -> Value:
     """Uniform in [0, 1), or (0, 1], on the grid that ``dtype`` holds; computed in its opmath dtype."""
+    _require_float(dtype)
     digits = _MANTISSA[dtype]
     compute = opmath(dtype)
     drawn = _bits(cx, shape, digits).convert(compute)
@@ -57,6 +65,7 @@ def _uniform(cx: Context, shape: tuple[int, ...], dtype: torch.dtype, *, above_z
 
 def _symmetric(cx: Context, shape: tuple[int, ...], compute: torch.dtype) -> Value:
     """Uniform in (-1, 1) at odd multiples of half a step: neither end, nor 0."""
+    _require_float(compute)
     digits = _MANTISSA[compute] - 1
     return _bits(cx, shape, digits).convert(compute) * 2.0 ** (1 - digits) + (2.0**-digits - 1)
 
@@ -103,8 +112,18 @@ def _requires(allowed: Callable[..., bool], message: str) -> Callable[[Any], Cal
     ),
 )
 def _uniform_(cx: Context, x: None, low: Value | float, high: Value | float, generator: None) -> Value:
-    dtype = cx.output.dtype
-    drawn = _uniform(cx, cx.output.size, dtype)
+    size, dtype = cx.output.size, cx.output.dtype
+    if dtype.is_complex:
+        # Each part is uniform.
+        pair = _stretched(cx, (2, *size), dtype.to_real(), low, high)
+        return cx.builder.complex(*[pair.slice_dim(0, part, part + 1).reshape(size) for part in range(2)])
+    return _stretched(cx, size, dtype, low, high)
+
+
+def _stretched(
+    cx: Context, shape: tuple[int, ...], dtype: torch.dtype, low: Value | float, high: Value | float
+) -> Value:
+    drawn = _uniform(cx, shape, dtype)
     if not isinstance(low, Value) and not isinstance(high, Value):
         return drawn.convert(dtype)
     bottom, top = cx.scalar(low, drawn.dtype), cx.scalar(high, drawn.dtype)

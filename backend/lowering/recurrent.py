@@ -1,15 +1,25 @@
-"""The fused cells that nn.LSTM and nn.GRU call once a step, with their gradients."""
+"""The fused cells that nn.LSTMCell and nn.GRUCell call, and whole layers of nn.LSTM and nn.GRU: a loop over time.
+
+A layer is ``mkldnn_rnn_layer``, which PyTorch's CPU traces of models show, too; :mod:`emutpu.backend.recurrent` calls it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from emutpu.backend.dtypes import opmath
 from emutpu.backend.hlo import Value
+from emutpu.backend.lowering._matrices import INDEX
 from emutpu.backend.lowering._registry import Context, lowering
+from emutpu.backend.lowering.matmul import contract
 
-__all__: list[str] = []
+__all__ = ["GRU", "LSTM"]
+
+LSTM, GRU = 2, 3
+"""PyTorch's numbers of modes."""
 
 Meta = torch.Tensor
 
@@ -148,3 +158,190 @@ def _gru_cell_backward(context: Context, grad_hy: Value, workspace: Value, has_b
     input_gates = context.builder.concatenate([grad_r, grad_z, grad_n], 1)
     hidden_gates = context.builder.concatenate([grad_r, grad_z, grad_n * r], 1)
     return _as_outputs(context, input_gates, hidden_gates, grad * z, input_gates.sum([0]), hidden_gates.sum([0]))
+
+
+# ------------------------------------------------------------------------------------------------ whole layers
+
+# What a step leaves for the backward pass, in units of the hidden size, and how many gates it has.
+_KEPT = {LSTM: 5, GRU: 5}  # i, f, g, o, c; r, z, n, the hidden part of n, h before
+_GATES = {LSTM: 4, GRU: 3}
+Step = Callable[[Value, list[Value]], list[Value]]
+
+
+def _layer_meta(**given: Any) -> Any:
+    x, hidden = given["input"], given["hidden_size"]
+    time, batch, _ = x.shape
+    last = x.new_empty(batch, hidden)
+    return (
+        x.new_empty(time, batch, hidden),
+        last,
+        torch.empty_like(last) if given["mode"] == LSTM else x.new_empty(0),
+        x.new_empty((time, batch, _KEPT[given["mode"]] * hidden) if given["train"] else (0,), dtype=opmath(x.dtype)),
+    )
+
+
+def _layer_backward_meta(**given: Any) -> Any:
+    first = given["hx_"].new_empty(given["hx_"].shape)
+    return (
+        *[given[name].new_empty(given[name].shape) for name in ("input", "weight1", "weight2")],
+        *[given[name].new_empty(given[name].shape) if given["has_biases"] else None for name in ("weight3", "weight4")],
+        first,
+        torch.empty_like(first) if given["mode"] == LSTM else None,
+    )
+
+
+def _over_time(
+    time: int, every: list[Value], carry: list[Value], step: Step, *, backwards: bool = False
+) -> list[Value]:
+    """Call ``step(t, carry)``, which gives the carry and what to keep, for each time; ``every`` [T, …] takes what is kept."""
+    builder = carry[0].builder
+    held = len(carry)
+
+    def body(count: Value, *state: Value) -> list[Value]:
+        t = builder.full(time - 1, (), INDEX) - count if backwards else count
+        made = step(t, list(state[:held]))
+        kept = []
+        for into, now in zip(state[held:], made[held:], strict=True):
+            start = [t, *[builder.full(0, (), INDEX)] * now.ndim]
+            kept.append(builder.dynamic_update_slice(into, now.reshape((1, *now.shape)), start))
+        return [count + 1, *made[:held], *kept]
+
+    start = [builder.full(0, (), INDEX), *carry, *every]
+    return builder.while_loop(start, lambda count, *_: count < time, body)[1:]
+
+
+def _at(every: Value, t: Value) -> Value:
+    """Time ``t`` of [T, B, n]."""
+    zero = every.builder.full(0, (), INDEX)
+    return every.builder.dynamic_slice(every, [t, zero, zero], [1, *every.shape[1:]]).reshape(every.shape[1:])
+
+
+def _before(first: Value, every: Value) -> Value:
+    """What was there before each of the times of ``every`` [T, B, n]: ``first`` [B, n], then all but the last."""
+    first = first.convert(every.dtype).reshape((1, *first.shape))
+    return every.builder.concatenate([first, every.slice_dim(0, 0, every.shape[0] - 1)], 0)
+
+
+def _lstm_step(given: Value, hidden: Value, _: Value, c: Value) -> tuple[Value, Value, list[Value]]:
+    i, f, g, o = _parts(given + hidden, 4)
+    i, f, g, o = i.logistic(), f.logistic(), g.tanh(), o.logistic()
+    c = f * c + i * g
+    return o * c.tanh(), c, [i, f, g, o, c]
+
+
+def _gru_step(given: Value, hidden: Value, h: Value, c: Value) -> tuple[Value, Value, list[Value]]:
+    (given_r, given_z, given_n), (hidden_r, hidden_z, hidden_n) = _parts(given, 3), _parts(hidden, 3)
+    r, z = (given_r + hidden_r).logistic(), (given_z + hidden_z).logistic()
+    n = (given_n + r * hidden_n).tanh()
+    old = _wide(h)
+    return n + z * (old - n), c, [r, z, n, hidden_n, old]
+
+
+@lowering(
+    "mkldnn_rnn_layer(Tensor input, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx_, Tensor cx_, "
+    "bool reverse, int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional, "
+    "bool batch_first, bool train) -> (Tensor, Tensor, Tensor, Tensor)",
+    meta=_layer_meta,
+    dots=True,
+    dispatched=False,
+)
+def _layer(
+    context: Context, sequence: Value, w_ih: Value, w_hh: Value, b_ih: Value, b_hh: Value, hx: Value, cx: Value,
+    reverse: bool, batch_sizes: Any, mode: int, hidden_size: int, num_layers: int, has_biases: bool,
+    bidirectional: bool, batch_first: bool, train: bool,
+) -> list[Value | None]:  # fmt: skip
+    """One direction of one layer over [T, B, I]: all states [T, B, H], the last ones, and what backward needs."""
+    x = sequence.reverse([0]) if reverse else sequence
+    time, batch, _ = x.shape
+    given = _wide(contract(x, w_ih, ((2,), (1,))))
+    if has_biases:
+        given = given + _wide(b_ih)
+    step = _lstm_step if mode == LSTM else _gru_step
+
+    def at(t: Value, carry: list[Value]) -> list[Value]:
+        hidden = _wide(contract(carry[0], w_hh, ((1,), (1,))))
+        if has_biases:
+            hidden = hidden + _wide(b_hh)
+        h, c, kept = step(_at(given, t), hidden, *carry)
+        h = h.convert(x.dtype)  # as a cell's result would be rounded
+        return [h, c, h, *([context.builder.concatenate(kept, 1)] if train else [])]
+
+    builder = context.builder
+    every = [builder.full(0, (time, batch, hidden_size), x.dtype)]
+    if train:
+        every.append(builder.full(0, (time, batch, _KEPT[mode] * hidden_size), given.dtype))
+    h, c, output, *kept = _over_time(time, every, [hx, _wide(cx)], at)
+    output = output.reverse([0]) if reverse else output
+    nothing = builder.full(0, (0,), given.dtype)
+    return _as_outputs(context, output, h, c if mode == LSTM else nothing, *(kept or [nothing]))
+
+
+def _lstm_step_back(kept: Value, _: Value, c_before: Value, grad: Value, grad_c: Value) -> list[Value]:
+    """Gradients towards the two parts of the gates' sum, the state before but for its product, and the cell before."""
+    i, f, g, o, c = _parts(kept, 5)
+    squashed = c.tanh()
+    grad_c = grad_c + grad * o * (1 - squashed * squashed)
+    pieces = [grad_c * g * (1 - i) * i, grad_c * c_before * (1 - f) * f, grad_c * i * (1 - g * g)]
+    gates = kept.builder.concatenate([*pieces, grad * squashed * (1 - o) * o], 1)
+    return [gates, gates, grad * 0, grad_c * f]
+
+
+def _gru_step_back(kept: Value, h_before: Value, c_before: Value, grad: Value, grad_c: Value) -> list[Value]:
+    r, z, n, hidden_n, _ = _parts(kept, 5)
+    grad_z = grad * (h_before - n) * (1 - z) * z
+    grad_n = grad * (1 - z) * (1 - n * n)
+    grad_r = grad_n * hidden_n * (1 - r) * r
+    gates = [kept.builder.concatenate([grad_r, grad_z, last], 1) for last in (grad_n, grad_n * r)]
+    return [*gates, grad * z, grad_c]
+
+
+@lowering(
+    "mkldnn_rnn_layer_backward(Tensor input, Tensor weight1, Tensor weight2, Tensor weight3, Tensor weight4, Tensor hx_, "
+    "Tensor cx_tmp, Tensor output, Tensor hy_, Tensor cy_, Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, "
+    "bool reverse, int mode, int hidden_size, int num_layers, bool has_biases, bool train, bool bidirectional, "
+    "int[] batch_sizes, bool batch_first, Tensor workspace) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    meta=_layer_backward_meta,
+    dots=True,
+    dispatched=False,
+)
+def _layer_backward(
+    context: Context, sequence: Value, w_ih: Value, w_hh: Value, b_ih: Value, b_hh: Value, hx: Value, cx: Value,
+    output: Value, hy: Value, cy: Value, grad_output: Value | None, grad_hy: Value | None, grad_cy: Value | None,
+    reverse: bool, mode: int, hidden_size: int, num_layers: int, has_biases: bool, train: bool, bidirectional: bool,
+    batch_sizes: Any, batch_first: bool, workspace: Value,
+) -> list[Value | None]:  # fmt: skip
+    """Towards input, weights, biases (undefined without any) and first states.
+
+    The states are made anew from the workspace: the caller may have written into the results.
+    """
+    builder, dtype = context.builder, sequence.dtype
+    x = sequence.reverse([0]) if reverse else sequence
+    grads = grad_output.reverse([0]) if reverse and grad_output is not None else grad_output
+    time, batch, _ = x.shape
+    zero = builder.full(0, (batch, hidden_size), workspace.dtype)
+    o, last = [workspace.slice_dim(2, at * hidden_size, (at + 1) * hidden_size) for at in (3, 4)]
+    h_before = _before(hx, (o * last.tanh()).convert(dtype)) if mode == LSTM else last.convert(dtype)
+    c_before = _before(cx, last) if mode == LSTM else None
+    step = _lstm_step_back if mode == LSTM else _gru_step_back
+
+    def at(t: Value, carry: list[Value]) -> list[Value]:
+        grad = carry[0] if grads is None else carry[0] + _wide(_at(grads, t))
+        cell = zero if c_before is None else _at(c_before, t)
+        given, hidden, direct, grad_c = step(_at(workspace, t), _wide(_at(h_before, t)), cell, grad, carry[1])
+        through = contract(hidden.convert(dtype), w_hh, ((1,), (0,)))
+        return [direct + _wide(through), grad_c, given, hidden]
+
+    every = [builder.full(0, (time, batch, _GATES[mode] * hidden_size), workspace.dtype) for _ in range(2)]
+    carry = [zero if grad is None else _wide(grad) for grad in (grad_hy, grad_cy)]
+    grad_h, grad_c, given, hidden = _over_time(time, every, carry, at, backwards=True)
+    grad_x = contract(given.convert(dtype), w_ih, ((2,), (0,)))
+    return _as_outputs(
+        context,
+        grad_x.reverse([0]) if reverse else grad_x,
+        contract(given.convert(dtype), x, ((0, 1), (0, 1))),
+        contract(hidden.convert(dtype), h_before, ((0, 1), (0, 1))),
+        given.sum([0, 1]),
+        hidden.sum([0, 1]),
+        grad_h,
+        grad_c,
+    )

@@ -121,17 +121,27 @@ def _antialias(kernel: Callable[[_Array], _Array], width: int) -> Callable[..., 
     return matrix
 
 
+def _computed(dtype: torch.dtype) -> torch.dtype:
+    return opmath(dtype) if dtype.is_floating_point else torch.float32
+
+
+def _pixels(x: Value, dtype: torch.dtype) -> Value:
+    """Images of bytes hold bytes after every dimension, as on the CPU: rounded, and cut where a cubic overshoots."""
+    return x if dtype.is_floating_point else (x + 0.5).unary("stablehlo.floor").maximum(0).minimum(255)
+
+
 def _interpolate(taps: Callable[..., Taps], rank: int, aligned: bool) -> Emit:
     def emit(cx: Context, x: Value, output_size: Sequence[int], *options: Any) -> Value:
         align, scales = _options(options, rank, aligned)
         if 0 in cx.output.size:
             return cx.builder.full(0, cx.output.size, x.dtype)
         exact = taps in (_nearest, _nearest_exact)
-        compute = x.dtype if exact else opmath(x.dtype)
+        compute = x.dtype if exact else _computed(x.dtype)
         result = x.convert(compute)
         for k in reversed(range(rank)):
             dim = x.ndim - rank + k
             result = _tapped(result, dim, taps(x.shape[dim], output_size[k], align, scales[k], _float(compute)))
+            result = result if exact else _pixels(result, x.dtype)
         return result.convert(x.dtype)
 
     return emit
@@ -176,10 +186,10 @@ def _antialiased(matrix: Callable[..., _Array]) -> Emit:
     def emit(cx: Context, x: Value, output_size: Sequence[int], align: bool, *scales: Any) -> Value:
         if 0 in cx.output.size:
             return cx.builder.full(0, cx.output.size, x.dtype)
-        result = x.convert(opmath(x.dtype))
+        result = x.convert(_computed(x.dtype))
         for k, dim in ((1, 3), (0, 2)):
             made = matrix(x.shape[dim], output_size[k], align, scales[k], _float(result.dtype))
-            result = resampled(result, dim, made)
+            result = _pixels(resampled(result, dim, made), x.dtype)
         return result.convert(x.dtype)
 
     return emit
@@ -210,6 +220,18 @@ def _schemas(name: str, rank: int, aligned: bool) -> tuple[str, str]:
     return forward, f"{name}_backward(Tensor grad_output, {sizes}, {tail}) -> Tensor"
 
 
+def _sized(name: str) -> Callable[..., Any]:
+    """PyTorch's meta kernels of nearest neighbours fail for images without elements, which its other kernels take."""
+
+    def meta(**given: Any) -> Any:
+        image, size = given["self"], given["output_size"]
+        if not image.numel() and 0 not in image.shape[1:] and image.dim() == len(size) + 2 and all(n > 0 for n in size):
+            return image.new_empty((*image.shape[:2], *size))
+        return getattr(torch.ops.aten, name)(**given)
+
+    return meta
+
+
 _LACKING = {"upsample_linear1d_backward", "upsample_trilinear3d", "upsample_trilinear3d_backward"}
 for _name, _rank, _aligned, _taps in [
     *((f"upsample_nearest{r}d", r, False, _nearest) for r in (1, 2, 3)),
@@ -220,7 +242,7 @@ for _name, _rank, _aligned, _taps in [
     ("upsample_bicubic2d", 2, True, _cubic),
 ]:
     _forward, _backward = _schemas(_name, _rank, _aligned)
-    lowering(_forward, beyond=_name in _LACKING)(_interpolate(_taps, _rank, _aligned))
+    lowering(_forward, beyond=_name in _LACKING, meta=_sized(_name))(_interpolate(_taps, _rank, _aligned))
     lowering(_backward, beyond=f"{_name}_backward" in _LACKING)(_interpolate_backward(_taps, _rank, _aligned))
 for _name, _made in (
     ("_upsample_bilinear2d_aa", _antialias(_triangle, 2)),

@@ -139,7 +139,8 @@ def _weight_norm(cx: Context, v: Value, g: Value, dim: int) -> list[Value]:
 
 @lowering(
     "_weight_norm_interface_backward(Tensor grad_w, Tensor saved_v, Tensor saved_g, Tensor saved_norms, int dim)"
-    " -> (Tensor, Tensor)"
+    " -> (Tensor, Tensor)",
+    beyond=True,
 )
 def _weight_norm_backward(cx: Context, grad: Value, v: Value, g: Value, norms: Value, dim: int) -> list[Value]:
     compute = opmath(v.dtype)

@@ -287,3 +287,17 @@ def test_every_client_draws_the_same_numbers() -> None:
         runtime().replace_client(original)
     for on_cpu, interpreted in zip(results["cpu"], results["interpreter"], strict=True):
         assert torch.equal(on_cpu, interpreted)
+
+
+def test_complex_uniform():
+    """Both parts are uniform on their own; integers are refused."""
+    drawn = torch.rand(4000, dtype=torch.complex64, device="tpu").cpu()
+    for part in (drawn.real, drawn.imag):
+        assert 0 <= part.min() < 0.01
+        assert 0.99 < part.max() < 1
+        assert abs(part.mean() - 0.5) < 0.03
+    assert abs(torch.corrcoef(torch.stack([drawn.real, drawn.imag]))[0, 1]) < 0.1
+    stretched = torch.zeros(50, dtype=torch.complex64, device="tpu").uniform_(2, 3).cpu()
+    assert all(((part >= 2) & (part < 3)).all() for part in (stretched.real, stretched.imag))
+    with pytest.raises(NotImplementedError, match="not implemented for int64"):
+        torch.rand(4, dtype=torch.int64, device="tpu")

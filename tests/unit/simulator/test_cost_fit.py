@@ -43,6 +43,11 @@ def test_modules_that_no_fit_sees():
     holds(scores)
 
 
+def test_modules_that_nobody_looked_at():
+    """And on 72 modules that were recorded when the model was done."""
+    holds(fit_cost.further(ROWS, fit_cost.UNSEEN))
+
+
 def test_memory_of_the_recordings(group):
     """Bytes of arguments and results, tiled, are the compiler's within its padding of scalars; temporaries in HBM are for
     nine modules in ten.

@@ -86,10 +86,27 @@ def interpreter() -> Iterator[None]:
     runtime().replace_client(before)
 
 
+PROGRAMS = st.lists(st.integers(0, len(STEPS) + len(DRAWS) - 1), max_size=14)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.integers(0, len(STEPS) + len(DRAWS) - 1), max_size=14))
+@given(PROGRAMS)
 def test_modes_agree(interpreter: None, steps: list[int]) -> None:
     """Strict, Debug and DEFER_AND_FUSE bit for bit; CPU, unless numbers are drawn, within float32's rounding."""
+    agree(steps)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(PROGRAMS)
+def test_modes_agree_at_night(interpreter: None, steps: list[int]) -> None:
+    """A thousand programs."""
+    agree(steps)
+
+
+def agree(steps: list[int]) -> None:
+    """Run the program everywhere."""
     with override(precision=Precision.HIGHEST):
         deferred = run(steps, "tpu")
         with override(mode=EagerMode.DEFER_NEVER):

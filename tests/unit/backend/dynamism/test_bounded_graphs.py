@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
+import torch.utils.checkpoint
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from emutpu.backend.dynamism.buckets import Symbol, choose, sizes_of
@@ -187,6 +188,25 @@ def test_dropout_keeps_its_share() -> None:
         assert kept.shape == (size,)
         assert kept.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
         assert abs((kept == 0).float().mean().item() - 0.25) < 0.03
+
+
+def test_checkpointed_dropout() -> None:
+    """What a checkpoint computes again in the backward drops what the forward dropped."""
+    weight = torch.full((1,), 3.0).to("tpu")
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x.sin() * weight, 0.5).square()
+
+    function = compiled(lambda x: torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False))
+    for size in (50, 64):
+        given = torch.rand(size).add(0.1).to("tpu").requires_grad_()
+        mark(given, 0, min=40, max=64)
+        result = function(given)
+        result.sum().backward()
+        assert 0 < (result == 0).sum().item() < size
+        host = given.detach().cpu()
+        expected = 2 * 36 * host.sin() * host.cos() * (result.detach().cpu() != 0)
+        torch.testing.assert_close(given.grad.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
 class TestAssumed:

@@ -109,6 +109,9 @@ SMOOTH: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | N
     "causal attention": (lambda q: F.scaled_dot_product_attention(q, q.exp(), q + 1, is_causal=True), floats(2, 2, None, 4), [2]),
     "attention with a bias": (lambda q, m: F.scaled_dot_product_attention(q, q.exp(), q + 1, attn_mask=m), both(floats(2, 2, None, 4), floats(2, 1, None, None)), [2, (2, 3)]),
     "attention by hand": (lambda y: ((y @ y.transpose(1, 2)) / 2).softmax(-1) @ y, Y, [1]),
+    "pooling": (lambda x: (F.avg_pool2d(x * 1, 2), F.max_pool2d(x * 1, 3, 2, 1), F.adaptive_avg_pool2d(x * 1, 3), F.avg_pool1d(x[:, 0] * 1, 2)), floats(None, 2, 6, 6), [0]),
+    "resampling": (lambda x: (F.interpolate(x * 1, scale_factor=2, mode="bilinear"), F.interpolate(x * 1, scale_factor=2), F.pad(x * 1, (1, 1, 1, 1), mode="reflect")), floats(None, 2, 4, 4), [0]),
+    "windows": (lambda x: ((x * 1).unfold(2, 2, 2) * 2, (x * 1).diagonal(0, 2, 3) * 2, F.unfold(x * 1, 2)), floats(None, 2, 4, 4), [0]),
     "arange": (lambda x: (x * torch.arange(x.shape[1], device=x.device), torch.arange(1, 2 * x.shape[1], 2, device=x.device).float()), X, [1]),
     "factories": (lambda x: (torch.zeros(x.shape[1], 2, device=x.device), torch.full_like(x, 2.0).sum(), x.new_ones(x.shape[1]).sum() * x.sum()), X, [1]),
 }  # fmt: skip

@@ -1,0 +1,94 @@
+"""Ops that work on the last dimensions alone, one element of the leading ones like another: pooling, resampling, padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from emutpu.backend.dynamism.extents import extent_of, is_dynamic
+from emutpu.backend.dynamism.rules import Call, Symbolic, Unsupported, rule
+from emutpu.backend.dynamism.writer import Padded
+
+__all__: list[str] = []
+
+# How many of the last dimensions an op works on.
+_LAST = {
+    1: "avg_pool1d.default adaptive_max_pool1d.default "
+    "reflection_pad1d.default reflection_pad1d_backward.default replication_pad1d.default "
+    "replication_pad1d_backward.default upsample_nearest1d.default upsample_nearest1d_backward.default "
+    "upsample_linear1d.default upsample_linear1d_backward.default",
+    2: "avg_pool2d.default avg_pool2d_backward.default max_pool2d_with_indices.default "
+    "max_pool2d_with_indices_backward.default _adaptive_avg_pool2d.default _adaptive_avg_pool2d_backward.default "
+    "adaptive_max_pool2d.default adaptive_max_pool2d_backward.default reflection_pad2d.default "
+    "reflection_pad2d_backward.default replication_pad2d.default replication_pad2d_backward.default "
+    "upsample_nearest2d.default upsample_nearest2d_backward.default upsample_bilinear2d.default "
+    "upsample_bilinear2d_backward.default upsample_bicubic2d.default upsample_bicubic2d_backward.default "
+    "_cdist_forward.default",
+    3: "avg_pool3d.default avg_pool3d_backward.default max_pool3d_with_indices.default "
+    "max_pool3d_with_indices_backward.default _adaptive_avg_pool3d.default _adaptive_avg_pool3d_backward.default "
+    "upsample_nearest3d.default upsample_nearest3d_backward.default upsample_trilinear3d.default "
+    "upsample_trilinear3d_backward.default",
+}
+
+
+def _batchwise(call: Call) -> Any:
+    last = _COUNTS[str(call.op)]
+    writer = call.writer
+    names = [name for name, value in call.given.items() if isinstance(value, Padded)]
+    operands: dict[str, Padded] = {name: call[name] for name in names}
+    lead = len(operands[names[0]].dims) - last
+    for name, tensor in operands.items():
+        if len(tensor.dims) - last != lead:
+            raise Unsupported("operands of different ranks")
+        call.refuse_along(tensor, range(lead, len(tensor.dims)), "works along a dynamic dimension")
+        for axis in range(lead):
+            operands[name] = writer.prefixed(operands[name], axis)
+    dims = operands[names[0]].dims[:lead]
+    if any(tensor.dims[:lead] != dims for tensor in operands.values()):
+        raise Unsupported("operands whose leading dimensions differ")
+    sizes = {name: _extents(call, value) for name, value in call.given.items() if isinstance(value, list | tuple)}
+    node = call.emit(**operands, **sizes)
+    if isinstance(call.promised, torch.Tensor):
+        return call.give(node, (*dims, *call.prefixes()[lead:]))
+    return call.several(node, [(*dims, *call.prefixes(n)[lead:]) for n in range(len(call.promised))])
+
+
+def _extents(call: Call, values: Any) -> list[Any]:
+    """Sizes among the arguments, as the padded tensors have them."""
+    return [call.bounds.upper(value.expr) if isinstance(value, Symbolic) else value for value in values]
+
+
+_COUNTS = {f"aten.{name}": last for last, names in _LAST.items() for name in names.split()}
+for _name in _COUNTS:
+    rule(_name.removeprefix("aten."))(_batchwise)
+
+
+@rule("diagonal.default")
+def _diagonal(call: Call) -> Padded:
+    tensor: Padded = call["self"]
+    gone = [call.axis(call["dim1"], tensor), call.axis(call["dim2"], tensor)]
+    call.refuse_along(tensor, gone, "takes the diagonal of a dynamic dimension")
+    kept = [dim for axis, dim in enumerate(tensor.dims) if axis not in gone]
+    return call.give(call.emit(), [*kept, call.prefixes()[-1]])
+
+
+@rule("unfold.default")
+def _unfold(call: Call) -> Padded:
+    tensor: Padded = call["self"]
+    axis = call.axis(call["dimension"], tensor)
+    call.refuse_along(tensor, [axis], "unfolds a dynamic dimension")
+    found = call.prefixes()
+    assert not is_dynamic(found[-1])
+    dims = [*tensor.dims[:axis], found[axis], *tensor.dims[axis + 1 :], found[-1]]
+    return call.give(call.emit(), dims)
+
+
+@rule("diagonal_backward.default")
+def _diagonal_backward(call: Call) -> Padded:
+    grad: Padded = call["grad_output"]
+    dims = list(call.prefixes())
+    gone = {dim % len(dims) for dim in (call["dim1"], call["dim2"])}
+    kept = iter(grad.dims)
+    dims = [dim if axis in gone else next(kept) for axis, dim in enumerate(dims)]
+    return call.give(call.emit(input_sizes=list(map(extent_of, dims))), dims)
