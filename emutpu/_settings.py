@@ -107,8 +107,8 @@ class Settings:
     cache_dir: str | None
     cache_key: str | None
     cache_max_bytes: int
-    cache_readonly: bool
     aot_cache: bool
+    cache_readonly: bool
     compile_threads: int | None
     binary_version: int
     pjrt_version: str
