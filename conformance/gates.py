@@ -141,7 +141,6 @@ def _examine(program: Program, report: Report, fallbacks: Callable[[], int]) -> 
     report.tier2 = False
     _compare(program, built, expected, actual, report)
     if built.generates:
-        report.stage = "tokens"
         _compare_tokens(built, model, report)
     report.tier2, report.outcome, report.stage = True, Outcome.PASS, None
 
@@ -289,7 +288,9 @@ def _compare_tokens(built: Built, model: nn.Module, report: Report) -> None:
     """Greedy generation gives the same tokens."""
     prompt = {name: value for name, value in built.inputs.items() if not name.startswith(("decoder_", "use_cache"))}
     options = {"max_new_tokens": _TOKENS, "min_new_tokens": _TOKENS, "do_sample": False, "num_beams": 1}
+    report.stage = "cpu"
     expected = _generate(built.model, prompt, options)
+    report.stage = "tokens"
     with _highest():
         actual = _generate(model, _to_device(prompt), options).cpu()
     report.tokens_equal = bool(torch.equal(actual, expected))

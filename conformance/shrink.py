@@ -225,9 +225,10 @@ class _Walk:
         kept |= _TOGETHER.get(type(config).__name__, {})
         if getattr(config, "pad_token_id", 0) is None and "pad_token_id" in kept:
             kept["pad_token_id"] = 0
-        if getattr(config, "is_encoder_decoder", False) and kept.get("decoder_start_token_id", 0) is None:
-            kept["decoder_start_token_id"] = 0
-        return type(config)(**kept)
+        small = type(config)(**kept)
+        if getattr(small, "is_encoder_decoder", False) and getattr(small, "decoder_start_token_id", None) is None:
+            small.decoder_start_token_id = 0  # generation asks for one
+        return small
 
     @staticmethod
     def _vocabulary(config: Config) -> int:

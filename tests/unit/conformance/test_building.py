@@ -63,6 +63,11 @@ def test_special_tokens_fit_the_vocabulary():
     assert max(special) < small.vocab_size
 
 
+def test_an_encoder_decoder_can_start():
+    """Generation needs a first token, which T5 keeps elsewhere."""
+    assert shrunk(transformers.T5Config()).decoder_start_token_id == 0
+
+
 def test_no_dropout_is_left():
     """Neither in a configuration nor in a module."""
     small = shrunk(transformers.BertConfig())
