@@ -202,8 +202,11 @@ def _backward_on_this_thread() -> None:
     """The engine's device thread aborts the interpreter at exit, and kernels must see the caller's options.
 
     Backward deeper than 60 re-entrant levels still runs on a thread of the engine's: the caller's options are carried over.
+    An exception that had to be taken out while C++ unwound is raised here, where C++ would have raised it.
     """
     import torch.autograd.graph
+
+    from emutpu.backend.unwinding import take
 
     original = torch.autograd.graph._engine_run_backward
 
@@ -214,6 +217,11 @@ def _backward_on_this_thread() -> None:
         try:
             with carried_to_engine_threads():
                 return original(*args, **kwargs)
+        except SystemError as error:
+            raised = take()
+            if raised is None:
+                raise
+            raise raised from error.__cause__
         finally:
             torch._C._set_multithreading_enabled(multithreaded)
 

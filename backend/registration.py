@@ -17,6 +17,7 @@ import torch
 from emutpu import _facts as facts
 from emutpu.backend.metadata import KERNELS
 from emutpu.backend.runtime import runtime
+from emutpu.backend.unwinding import notice
 
 __all__ = ["activate", "kernel", "load", "loaded", "registered"]
 
@@ -124,9 +125,10 @@ _DEVICE_TYPE = torch._C._autograd.DeviceType.PrivateUse1
 
 
 class _DeviceGuard(torch._C._acc.DeviceGuard):
-    """C++ asks several times an op."""
+    """C++ asks several times an op, and while it unwinds."""
 
     def type_(self) -> torch._C._autograd.DeviceType:  # type: ignore[override]  # what C++ expects, unlike the stub
+        notice()
         return _DEVICE_TYPE
 
 
