@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -49,11 +49,11 @@ def _accumulation_hook() -> torch.Tensor:
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> None:
+    def backward(_ctx: Any, *_gradients: torch.Tensor) -> None:
         _raise()
 
 
@@ -61,8 +61,8 @@ class _Subclass(torch.Tensor):
     inner: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> _Subclass:
-        made: _Subclass = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+    def __new__(cls, inner: torch.Tensor) -> Self:
+        made: Self = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
         made.inner = inner
         return made
 
