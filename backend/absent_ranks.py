@@ -8,25 +8,20 @@ are done in order with the rest of the list, whether or not somebody holds their
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from emutpu.backend.deferred.ops import DeferredOp, repeat_number
-from emutpu.backend.deferred.values import operand as operand_of
-from emutpu.backend.location import capture
 from emutpu.backend.options import LOCAL
 from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import DEVICE, cell_of
 
 if TYPE_CHECKING:
-    from emutpu.backend.cell import Cell, Layout
-    from emutpu.backend.hlo import Builder, Value
-    from emutpu.backend.pjrt import Buffer, ModelledCost
-    from emutpu.backend.strict import Take
+    from emutpu.backend.cell import Cell
+    from emutpu.backend.pjrt import ModelledCost
 
-__all__ = ["COLLECTIVES", "kernels"]
+__all__ = ["COLLECTIVES", "Charge", "kernels"]
 
 _KEY = "PrivateUse1"
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
@@ -77,7 +72,7 @@ def _kernel(name: str, op: str, operand: int, group: int) -> Callable[..., Any]:
     return collective
 
 
-def _charge(name: str, op: str, operand: Any, group: Any) -> _Charge | None:
+def _charge(name: str, op: str, operand: Any, group: Any) -> Charge | None:
     """What charges the modelled device with a collective of the group, if its other ranks are not there."""
     from torch.distributed import ProcessGroup, get_world_size
 
@@ -88,11 +83,13 @@ def _charge(name: str, op: str, operand: Any, group: Any) -> _Charge | None:
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(operand))
     runtime().client  # noqa: B018  # the clock starts with the device
     cost = configuration.collective(op, float(nbytes), ranks.size(), get_world_size())
-    return _Charge(f"c10d.{name}", cost)
+    return Charge(f"c10d.{name}", cost)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Charge:
+class Charge:
+    """Charges the modelled device with a collective, by name."""
+
     name: str
     cost: ModelledCost | None
 
@@ -100,52 +97,18 @@ class _Charge:
         runtime().meter.charge(self.name, self.cost)
 
 
-def _recorded(name: str, operand: Any, written: Any, charge: _Charge) -> bool:
+def _recorded(name: str, operand: Any, written: Any, charge: Charge) -> bool:
     """Record the collective where ops are recorded: True. It gives new values of what it writes, here the old ones."""
     if not LOCAL.state.defers:
         return False
     if LOCAL.state.options.flushes:  # the mode was left: what is pending comes first
         runtime().materialize("debug_mode")
         return False
+    from emutpu.backend.deferred.collectives import record  # brings jax, which is not imported with torch
+
     targets = [] if name in _ONE_WAY else list(_cells(written))
-    sources = [cell for cell in _cells(operand) if cell not in targets]
-    values = [operand_of(cell) for cell in (*targets, *sources)]
-    origin = (charge.name, *capture())
-    made = _op(charge, tuple(cell.layout for cell in targets), tuple(cell.layout for cell in sources))
-    for cell, value in zip(targets, made.record(values, origin), strict=True):
-        cell.write(value, cell.layout, origin)
+    record(charge, targets, [cell for cell in _cells(operand) if cell not in targets])
     return True
-
-
-def _op(charge: _Charge, targets: tuple[Layout, ...], sources: tuple[Layout, ...]) -> DeferredOp:
-    key = charge, targets, sources
-    made = _ops.get(key)
-    if made is None:
-        layouts = (*targets, *sources)
-
-        def done(values: Sequence[Buffer]) -> Sequence[Buffer]:
-            charge()
-            return values[: len(targets)]
-
-        def emit(builder: Builder, take: Take) -> list[Value]:
-            return [take(layout.dims, layout.dtype) for layout in layouts][: len(targets)]
-
-        text = f"{charge};{len(targets)};{[str(layout.dtype) for layout in layouts]}"
-        dims = str([layout.dims for layout in layouts])
-        made = _ops[key] = DeferredOp(
-            charge.name,
-            emit,
-            targets,
-            (text, dims),
-            results=[(layout.dims, layout.dtype) for layout in targets],
-            parts=[charge.name],
-            repeat=repeat_number(f"{text}|{dims}"),
-            collective=done,
-        )
-    return made
-
-
-_ops: dict[tuple[_Charge, tuple[Layout, ...], tuple[Layout, ...]], DeferredOp] = {}
 
 
 def _cells(value: Any) -> Iterable[Cell]:

@@ -281,18 +281,25 @@ def _moving_tied_weights() -> None:
 
 def _compile() -> None:
     """``torch.compile`` without a backend takes ours for work on the device, and Inductor refuses the device."""
-    from emutpu.backend.compile.entry import INDUCTOR_REFUSED, compile_function, uses_inductor_on_device
-
-    torch.compile = compile_function(torch.compile)
+    compile_alone: Any = torch.compile
     wrapper: Any = torch._TorchCompileInductorWrapper
     original = wrapper.__call__
 
+    @functools.wraps(compile_alone)
+    def compile_(*args: Any, **settings: Any) -> Any:
+        from emutpu.backend.compile.entry import compile_function
+
+        return compile_function(compile_alone)(*args, **settings)
+
     @functools.wraps(original)
     def call(self: Any, model_: Any, inputs_: Any, **kwargs: Any) -> Any:
+        from emutpu.backend.compile.entry import INDUCTOR_REFUSED, uses_inductor_on_device
+
         if uses_inductor_on_device(self.config, model_, inputs_):
             raise RuntimeError(INDUCTOR_REFUSED)
         return original(self, model_, inputs_, **kwargs)
 
+    torch.compile = compile_
     wrapper.__call__ = call
 
 
@@ -327,14 +334,14 @@ def _grouped_mm_meta() -> None:
 
 def _profiler() -> None:
     """``torch.profiler``: Kineto takes a backend's device events from C++ only, so launches join its results here."""
-    from emutpu.backend import profiling
-
     profile: Any = torch.autograd.profiler.profile
     begin, end = profile._start_trace, profile.__exit__
     parse, export = profile._parse_kineto_results, profile.export_chrome_trace
 
     @functools.wraps(begin)
     def _start_trace(self: Any) -> None:
+        from emutpu.backend import profiling
+
         self._tpu_launches = profiling.start() if self.use_device == DEVICE.type else None
         begin(self)
 
@@ -350,12 +357,18 @@ def _profiler() -> None:
     def _parse_kineto_results(self: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
         events = parse(self, result, *args, **kwargs)
         launches = self._tpu_launches
-        return events if launches is None else profiling.device_events(launches, events, result.trace_start_ns())
+        if launches is None:
+            return events
+        from emutpu.backend import profiling
+
+        return profiling.device_events(launches, events, result.trace_start_ns())
 
     @functools.wraps(export)
     def export_chrome_trace(self: Any, path: str, *args: Any, **kwargs: Any) -> Any:
         done = export(self, path, *args, **kwargs)
         if self._tpu_launches is not None:
+            from emutpu.backend import profiling
+
             profiling.add_device_rows(self._tpu_launches, path, self.kineto_results.trace_start_ns())
         return done
 

@@ -9,7 +9,6 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from emutpu.backend.compile.flex import install as install_flex
 from emutpu.backend.location import OWN_ROOTS
 
 __all__ = ["install_when_imported"]
@@ -48,11 +47,17 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def install_when_imported() -> None:
     """Do each part now if its module is there already, else as soon as that is imported."""
-    parts: dict[str, Callable[[types.ModuleType], None]] = {_DYNAMO: lambda _: register(), _FLEX: install_flex}
+    parts: dict[str, Callable[[types.ModuleType], None]] = {_DYNAMO: lambda _: register(), _FLEX: _flex}
     for name in [name for name in parts if name in sys.modules]:
         parts.pop(name)(sys.modules[name])
     if parts:
         sys.meta_path.insert(0, _Finder(parts))
+
+
+def _flex(module: types.ModuleType) -> None:
+    from emutpu.backend.compile.flex import install
+
+    install(module)
 
 
 def _compile(module: Any, inputs: Any, **kwargs: Any) -> Any:
