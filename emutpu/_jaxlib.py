@@ -36,6 +36,7 @@ __all__ = [
     "ir",
     "known_flags",
     "limit_cpu",
+    "light_emitters",
     "matrix_library",
     "module_text",
     "portable_artifact",
@@ -170,8 +171,19 @@ def versions() -> tuple[str, str]:
 
 def matrix_library() -> bool:
     """Whether XLA:CPU's matrix library may be given conversions and arithmetic: before 0.10 it aborts the process."""
+    return _release() >= (0, 10)
+
+
+def light_emitters() -> bool:
+    """Whether optimisation level 1 does without the fusion emitters: before 0.9 concatenating four rows of three elements
+    aborts the process so.
+    """
+    return _release() >= (0, 9)
+
+
+def _release() -> tuple[int, int]:
     major, minor = versions()[1].split(".")[:2]
-    return (int(major), int(minor)) >= (0, 10)
+    return int(major), int(minor)
 
 
 def cpu_backend() -> Any:

@@ -68,6 +68,8 @@ def prepare(module: Any, info: ModuleInfo, options: CompileOptions) -> XlaFlags:
     native_highest = _boolean(NATIVE_HIGHEST, overrides.pop(NATIVE_HIGHEST, "false"))
     unsign_rng(module, info)
     flags = _FLAGS[options.effort]
+    if not _jaxlib.light_emitters():
+        flags = tuple(flag for flag in flags if flag != _NO_EMITTERS)
     eager = options.effort in (Effort.O0, Effort.O1)
     if eager and not options.excess_precision and _library_safe(module, info, native_highest):
         legalize_precision(module, info, Rounding.CONVERT, native_highest=native_highest)

@@ -54,6 +54,21 @@ def test_views_outlive_donation(computing: Client) -> None:
     np.testing.assert_array_equal(view, np.ones(1024))
 
 
+@pytest.mark.parametrize("effort", list(Effort))
+@pytest.mark.parametrize(("rows", "width"), [(2, 3), (4, 3), (8, 3), (5, 5), (4, 7), (16, 1)])
+def test_concatenation_at_every_effort(computing: Client, rows: int, width: int, effort: Effort) -> None:
+    """Rows are put below one another, whatever the compiler's effort: some of its releases abort on some sizes."""
+    row, whole = f"tensor<1x{width}xf32>", f"tensor<{rows}x{width}xf32>"
+    names = [f"%a{index}" for index in range(rows)]
+    module = f"""func.func @main({", ".join(f"{name}: {row}" for name in names)}) -> {whole} {{
+        %0 = stablehlo.concatenate {", ".join(names)}, dim = 0 : ({", ".join([row] * rows)}) -> {whole}
+        return %0 : {whole}
+    }}"""
+    arrays = [np.full((1, width), index, np.float32) for index in range(rows)]
+    (found,) = run(computing, module.encode(), *arrays, options=CompileOptions(effort=effort))
+    np.testing.assert_array_equal(found, np.concatenate(arrays))
+
+
 @pytest.mark.parametrize("element", ["i1", "f32", "ui8", "i32"])
 @pytest.mark.parametrize(
     ("shape", "text"),
