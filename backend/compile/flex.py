@@ -74,5 +74,7 @@ def install(flex: Any) -> None:
     from torch._dynamo import trace_rules
     from torch._dynamo.variables import UserFunctionVariable
 
-    for function in (flex_attention, _validate_device, _mask):
-        trace_rules.get_torch_obj_rule_map()[function] = UserFunctionVariable
+    # By name: the table that is made of them may be made again, also while this module is being imported for it.
+    for function in (f"{flex.__name__}.flex_attention", f"{flex.__name__}._validate_device", f"{__name__}._mask"):
+        trace_rules.manual_torch_name_rule_map[function] = UserFunctionVariable
+    trace_rules.clear_lru_cache()

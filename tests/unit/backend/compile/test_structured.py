@@ -251,3 +251,13 @@ def test_checkpoints_are_kept_by_barriers(modules) -> None:
     barrier = next(n for n, line in enumerate(lines) if "stablehlo.optimization_barrier" in line)
     recomputed = [line for line in lines[barrier:] if "stablehlo.dot_general %0#" in line]
     assert recomputed, "what is recomputed does not come from behind the barrier"
+
+
+def test_flex_attention_after_dynamo_made_its_table_anew() -> None:
+    """Dynamo traces into it still."""
+    from torch._dynamo import trace_rules
+
+    trace_rules.clear_lru_cache()
+    q = torch.randn(1, 2, 16, 8, device="tpu")
+    compiled = torch.compile(lambda q: flex_attention(q, q, q), backend="tpu", fullgraph=True)
+    torch.testing.assert_close(compiled(q).cpu(), F.scaled_dot_product_attention(q, q, q).cpu())
