@@ -68,9 +68,8 @@ class Bounded:
             assert ours.shape == theirs.shape
             assert ours.stride() == theirs.stride() or not theirs.is_contiguous()
             # Gradients are sums that cancel: an element errs by a share of what was added, not of what is left.
-            scale = (
-                max(1.0, float(theirs.detach().nan_to_num(posinf=0, neginf=0).abs().max())) if theirs.numel() else 1.0
-            )
+            size = theirs.detach().double().nan_to_num(posinf=0, neginf=0).abs()
+            scale = max(1.0, float(size.max())) if size.numel() else 1.0
             torch.testing.assert_close(
                 ours.detach().cpu(), theirs.detach(), rtol=2e-5, atol=2e-5 * scale, equal_nan=True
             )
