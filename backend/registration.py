@@ -6,6 +6,7 @@ Two steps, so that ``import torch`` stays quick: :func:`activate` renames Privat
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
 import warnings
@@ -68,8 +69,10 @@ def activate(module: types.ModuleType) -> None:
     for name, function in PINNED.items():
         library.impl(name, untraced(function), "CPU")
     every.fallback(untraced(fallback), _KEY)
-    for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
-        every.fallback(untraced(sparse_fallback), key)
+    # The first that a sparse tensor can need; the others are refused once the lowerings are loaded.
+    empty = torch.ops.aten.empty.memory_format
+    for key in _SPARSE_KEYS:
+        library.impl("empty.memory_format", untraced(functools.partial(sparse_fallback, empty)), key)
     # Without it every op that autocast has no rule for fails.
     every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for key in ("Conjugate", "Negative"):
@@ -121,6 +124,7 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+_SPARSE_KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1")
 _DEVICE_TYPE = torch._C._autograd.DeviceType.PrivateUse1
 
 
@@ -169,6 +173,7 @@ def load() -> None:
         from emutpu.backend.lowering import LOWERINGS
 
         assert _Registrations.library is not None, "activate() first"
+        _refuse_sparse()
         configuration = runtime().configuration
         beyond = configuration is not None and configuration.beyond
         lacking = frozenset() if beyond else frozenset(facts.read("torchtpu_missing_overloads.txt"))
@@ -187,6 +192,15 @@ def load() -> None:
             for key in (_KEY, f"Autograd{_KEY}"):
                 _Registrations.library.impl(name, untraced(watched), key)
         _Registrations.loaded = True
+
+
+def _refuse_sparse() -> None:
+    """Every op on sparse tensors says that there are none: 3 ms a key, so not with ``import torch``."""
+    from emutpu.backend.fallback import sparse_fallback
+
+    assert _Registrations.any is not None
+    for key in _SPARSE_KEYS:
+        _Registrations.any.fallback(untraced(sparse_fallback), key)
 
 
 def _register(name: str, function: Callable[..., Any], described: Any) -> None:
