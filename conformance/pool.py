@@ -183,7 +183,7 @@ def work_off(
         for thread in threads:
             while thread.is_alive():
                 thread.join(_TICK)
-    except BaseException:
+    except BaseException:  # any, Ctrl-C too: no worker is left behind, and it goes on
         crew.stop()
         for thread in threads:
             thread.join()

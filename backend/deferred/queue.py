@@ -87,10 +87,10 @@ class Queue:
                 plan = self._plan(batch, whole=whole)
                 if plan.steps:
                     _Run(batch, plan, reason).run()
-            except Exception as error:
+            except Exception as error:  # any: every value of the list has it, and it goes on
                 batch.fail(error)
                 raise
-            except BaseException as interruption:
+            except BaseException as interruption:  # Ctrl-C too: what waits must be told, and it goes on
                 batch.fail(_interrupted(interruption, reason))
                 raise
             batch.references = []

@@ -14,7 +14,7 @@ from emutpu.backend.compile.graph import is_random_state
 from emutpu.backend.dynamism.buckets import Symbol
 from emutpu.backend.dynamism.extents import UNBOUNDED, Bounds, expression
 
-__all__ = ["Symbols", "has_symbols", "restores"]
+__all__ = ["Symbols", "has_symbols"]
 
 
 def has_symbols(module: fx.GraphModule) -> bool:
@@ -25,12 +25,6 @@ def has_symbols(module: fx.GraphModule) -> bool:
     return any(isinstance(value, torch.SymInt | torch.SymFloat) for value in (*values, *extents))
 
 
-def restores(node: fx.Node) -> bool:
-    """Whether an input is a random state that a forward saved: bytes on the host, whose number varies for nobody."""
-    restoring = torch._prims.rng_prims.run_with_rng_state
-    return bool(node.users) and all(user.target is restoring and user.args[0] is node for user in node.users)
-
-
 class Symbols:
     """``all`` symbols of a graph, in the order of the inputs.
 
@@ -38,11 +32,11 @@ class Symbols:
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
-        placeholders = [None if restores(node) else node for node in module.graph.find_nodes(op="placeholder")]
+        placeholders = [None if is_random_state(node) else node for node in module.graph.find_nodes(op="placeholder")]
         self.environment = _environment(module)
         self._sources = _sources(placeholders)
         # Of all nodes: a backward may be given a size as a number alone.
-        nodes = [node for node in module.graph.nodes if not restores(node)]
+        nodes = [node for node in module.graph.nodes if not is_random_state(node)]
         leaves = pytree.tree_leaves([node.meta.get("val") for node in nodes])
         extents = [expression(n) for leaf in leaves if isinstance(leaf, torch.Tensor) for n in leaf.shape]
         self.all = [_bounded(symbol, self.environment, extents) for symbol in self._sources]

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from emutpu.backend.compile.graph import output_arguments
+from emutpu.backend.compile.graph import is_random_state, output_arguments
 from emutpu.backend.compile.locations import node_origin
 from emutpu.backend.compile.structured import barrier
 from emutpu.backend.dynamism import (
@@ -28,7 +28,6 @@ from emutpu.backend.dynamism import (
 from emutpu.backend.dynamism.extents import Bounds, Dim, expression, extent_of, is_dynamic, true_of
 from emutpu.backend.dynamism.rules import RULES, Call, Symbolic, Unsupported, arguments_of
 from emutpu.backend.dynamism.rules_pointwise import is_pointwise, pointwise
-from emutpu.backend.dynamism.symbols import restores
 from emutpu.backend.dynamism.writer import Padded, Writer, plain_nodes
 from emutpu.backend.errors import describe
 from emutpu.backend.storage import DEVICE
@@ -143,7 +142,7 @@ class _Translator:
             made = self.writer.placeholder(node.name, value)
             self.taken[made] = (position, None)
             return made
-        if restores(node):
+        if is_random_state(node):
             made = self.writer.placeholder(node.name, self.writer.fake(_state))
             self.taken[made] = (position, None)
             return Padded(made, (self.bounds.prefix(sympy.Integer(_STATE)),))
