@@ -3,49 +3,131 @@
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from emutpu import _facts
 from emutpu.conformance import manifest
-from emutpu.conformance.history import Run
+from emutpu.conformance.history import Plan, Run
 from emutpu.conformance.manifest import Model, Program
-from emutpu.conformance.runner import selected
+from emutpu.conformance.runner import digest, selected
 
-__all__ = ["changes", "document", "missing_kernels"]
+__all__ = ["LIMITS", "OUTCOMES", "TIERS", "document", "imported", "missing_kernels", "verdict"]
+
+OUTCOMES = ("pass", "mismatch", "crash", "unsupported", "timeout", "not run", "corpus bug")
+NOT_ATTEMPTED = OUTCOMES[-2:]
+TIERS = ("tier1", "tier2", "emulated", "predicted_on_chip", "tier3")
+"""The columns of verdicts, by the name of their field."""
+LIMITS = {"max_rel_error": 1e-4, "gradient_error": 1e-3}
+"""What tier 2 allows, as in ``gates``, which needs torch."""
 
 # What emutpu launches for `nonzero`, by the name of an op that TorchTPU lacks; models call `nonzero`.
 _LAUNCHED = frozenset({"nonzero_static"})
-_NOT_ATTEMPTED = ("not run", "corpus bug")
+_ABSENT: Mapping[str, Any] = {"outcome": "not run", "error": "the run did not come to it"}
+_PROGRAM = ("fingerprint", "op", "error", "seconds", "gradient_error", "tokens_equal", "compiles", "fallbacks")
+_MEASURED = (
+    "trained",
+    "logit_noise",
+    "gradient_noise",
+    "noise_error",
+    "default_error",
+    "tier3_error",
+    "executables",
+    "compile_seconds",
+    "regions",
+    "region_reasons",
+    "fallback_ops",
+    "peak_hbm_bytes",
+    "modelled",
+)
+_NOTES = {
+    "distinct_programs": "fingerprints of the programs that ran on the CPU: ops, order, dtypes and edges",
+    "predicted_on_chip": "from missing kernels alone; full-size memory and static-shape limits are not judged yet",
+    "modelled": "seconds that a chip is busy with the small program, forward, training step and checks, by the cost model; "
+    "nothing is measured on a chip",
+}
 
 
 def missing_kernels(ops: Iterable[str]) -> list[str]:
     """Which of the ATen ops that ran (``aten.add.Tensor``) TorchTPU 0.2.0 was observed to lack a kernel of."""
-    lacking = set(_facts.read("torchtpu_missing_overloads.txt"))
     names = {op.removeprefix("aten.").removesuffix(".default") for op in ops}
-    return sorted(names & lacking - _LAUNCHED)
+    return sorted(names & _lacking() - _LAUNCHED)
+
+
+@functools.cache
+def _lacking() -> frozenset[str]:
+    return frozenset(_facts.read("torchtpu_missing_overloads.txt"))
+
+
+def verdict(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Status and tiers of one answer; None where a tier was not reached, or the answer is none of the device."""
+    status = answer["outcome"]
+    attempted = status not in NOT_ATTEMPTED
+    lacking = missing_kernels(answer.get("ops") or ())
+    return {
+        "status": status,
+        "stage": answer.get("stage"),
+        "tier1": answer.get("tier1"),
+        "tier2": answer.get("tier2"),
+        "tier3": answer.get("tier3"),
+        "emulated": status == "pass" if attempted else None,
+        "predicted_on_chip": status == "pass" and not lacking if attempted else None,
+        "missing_kernels": lacking,
+    }
 
 
 def document(
-    run: Run, answers: Iterable[Mapping[str, Any]], mutations: Mapping[str, Any] | None = None
+    run: Run,
+    answers: Iterable[Mapping[str, Any]],
+    mutations: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document of a run, without the fields that every document of emutpu starts with.
 
-    ``mutations`` are the counts of a mutation run of the same manifest.
+    ``mutations`` are the counts of a mutation run of the same manifest. ``trends`` is None until :func:`trends.added`.
     """
     known = {(answer["program"], answer["mode"]): answer for answer in answers}
     programs = selected(run.plan.suite, run.plan.shard, run.plan.only)
-    credited = _credited(programs)
-    entries = []
-    for mode in run.plan.modes:
-        for program in programs:
-            answer = known.get((program.name, mode))
-            entries += [_model(model, program, mode, answer) for model in credited[program.name]]
-    attempted = [entry for entry in entries if entry["status"] not in _NOT_ATTEMPTED]
+    return _document(run, known, [(program, mode) for mode in run.plan.modes for program in programs], mutations)
+
+
+def imported(answers: Sequence[Mapping[str, Any]], chip: str) -> dict[str, Any]:
+    """The document of answers that were made elsewhere, such as a file of JSON lines from a machine with a chip.
+
+    It holds the programs that the answers name; those that this manifest lacks are named in ``notes``.
+    """
+    known = {(answer["program"], answer["mode"]): answer for answer in answers}
+    modes = tuple(dict.fromkeys(answer["mode"] for answer in answers))
+    names = {program for program, _ in known}
+    programs = [program for name, program in manifest.programs().items() if name in names]
+    asked = [(program, mode) for mode in modes for program in programs if (program.name, mode) in known]
+    run = Run(0, Plan("full", modes, chip, (1, 1), None, digest()), "", None, 0.0, _NOWHERE)
+    found = _document(run, known, asked, None)
+    strangers = sorted(names - {program.name for program in programs})
+    if strangers:
+        found["notes"]["unknown_programs"] = f"not in this manifest, and left out: {', '.join(strangers)}"
+    return found
+
+
+_NOWHERE: Mapping[str, Any] = {"versions": {}, "machine": "unknown", "cpus": None, "commit": None, "changed": False}
+
+
+def _document(
+    run: Run,
+    known: Mapping[tuple[str, str], Mapping[str, Any]],
+    asked: Sequence[tuple[Program, str]],
+    mutations: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    credited = _credited(program for program, _ in asked)
+    names: dict[str, int] = {}
+    results = [_result(program, mode, known.get((program.name, mode), _ABSENT), names) for program, mode in asked]
+    entries = [_model(model, result) for result in results for model in credited[result["program"]]]
+    attempted = [entry for entry in entries if entry["status"] not in NOT_ATTEMPTED]
     fingerprints = {answer.get("fingerprint") for answer in known.values()} - {None}
     return {
         "run": run.id,
         "suite": run.plan.suite,
+        "only": run.plan.only,
         "modes": list(run.plan.modes),
         "shard": list(run.plan.shard),
         "manifest": run.plan.manifest,
@@ -53,26 +135,31 @@ def document(
         "finished": run.finished,
         "seconds": run.seconds,
         "environment": dict(run.environment),
+        "hardware": next((answer["hardware"] for answer in known.values() if answer.get("hardware")), None),
         "rows": len(entries),
-        "programs": len(programs) * len(run.plan.modes),
+        "programs": len(results),
         "distinct_programs": len(fingerprints),
         "tier1": _tier(attempted, "tier1"),
         "tier2": _tier([entry for entry in attempted if entry["tier1"]], "tier2"),
         "predicted_on_chip": _tier(attempted, "predicted_on_chip"),
+        "predicted_distinct": _distinct(results),
+        "by_mode": {mode: tiers_of(mode, results, credited) for mode in run.plan.modes},
         "of_programs": _of_programs(known.values()),
         "not_run": _reasons(entries, "not run"),
         "corpus_bugs": sorted({entry["program"] for entry in entries if entry["status"] == "corpus bug"}),
         "mutations": None if mutations is None else dict(mutations),
+        "limits": dict(LIMITS),
+        "trends": None,
+        "op_names": list(names),
+        "results": results,
         "models": entries,
         "notes": ({} if mutations else {"mutations": "`emutpu conformance mutate` has not run with this manifest"})
-        | {
-            "distinct_programs": "fingerprints of the programs that ran on the CPU: ops, order, dtypes and edges",
-            "predicted_on_chip": "from missing kernels alone; full-size memory and static-shape limits are not judged yet",
-        },
+        | {"trends": "only `emutpu conformance report` looks at the runs beside this one"}
+        | _NOTES,
     }
 
 
-def _credited(programs: Sequence[Program]) -> dict[str, list[Model]]:
+def _credited(programs: Iterable[Program]) -> dict[str, list[Model]]:
     found: dict[str, list[Model]] = {program.name: [] for program in programs}
     for model in manifest.models():
         if model.program in found:
@@ -80,47 +167,83 @@ def _credited(programs: Sequence[Program]) -> dict[str, list[Model]]:
     return found
 
 
-def _model(model: Model, program: Program, mode: str, answer: Mapping[str, Any] | None) -> dict[str, Any]:
-    told: Mapping[str, Any] = answer or {"outcome": "not run", "error": "the run did not come to it"}
-    status = told["outcome"]
-    ops = told.get("ops") or {}
-    lacking = missing_kernels(ops)
-    attempted = status not in _NOT_ATTEMPTED
-    return {
-        "id": model.id,
-        "kind": model.kind,
-        "source": model.source,
-        "arch": program.architecture,
-        "program": program.name,
-        "group": program.group,
-        "task": program.task,
-        "builder": program.builder,
-        "fingerprint": told.get("fingerprint"),
-        "mode": mode,
-        "status": status,
-        "stage": told.get("stage"),
-        "tier1": told.get("tier1"),
-        "tier2": told.get("tier2"),
-        "emulated": status == "pass" if attempted else None,
-        "predicted_on_chip": status == "pass" and not lacking if attempted else None,
-        "missing_kernels": lacking,
-        "op": told.get("op"),
-        "error": told.get("error"),
-        "traceback": list(told.get("traceback") or ()),
-        "seconds": told.get("seconds"),
-        "max_rel_error": told.get("logit_error"),
-        "gradient_error": told.get("gradient_error"),
-        "tokens_equal": told.get("tokens_equal"),
-        "ill_conditioned": list(told.get("ill_conditioned") or ()),
-        "ops": sum(ops.values()) if answer else None,
-        "compiles": told.get("compiles"),
-        "fallbacks": told.get("fallbacks"),
-    }
+def _result(program: Program, mode: str, answer: Mapping[str, Any], names: dict[str, int]) -> dict[str, Any]:
+    """What a program did in a mode. ``ops`` are pairs: a place in ``op_names``, and how often it ran."""
+    ops = answer.get("ops")
+    return (
+        {
+            "program": program.name,
+            "mode": mode,
+            "arch": program.architecture,
+            "group": program.group,
+            "task": program.task,
+            "builder": program.builder,
+            "representative": program.representative,
+            "max_rel_error": answer.get("logit_error"),
+            "traceback": list(answer.get("traceback") or ()),
+            "ill_conditioned": list(answer.get("ill_conditioned") or ()),
+            "ops": None if ops is None else [[names.setdefault(op, len(names)), count] for op, count in ops.items()],
+        }
+        | verdict(answer)
+        | {name: answer.get(name) for name in (*_PROGRAM, *_MEASURED)}
+    )
+
+
+def _model(model: Model, result: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("arch", "program", "group", "task", "builder", "mode", "status", "stage", "missing_kernels")
+    counted = result["ops"]
+    return (
+        {"id": model.id, "kind": model.kind, "source": model.source}
+        | {name: result[name] for name in (*names, *TIERS, *_PROGRAM, "max_rel_error", "traceback", "ill_conditioned")}
+        | {"ops": None if counted is None else sum(count for _, count in counted)}
+    )
 
 
 def _tier(entries: Sequence[Mapping[str, Any]], tier: str) -> dict[str, Any]:
     failed = [f"{entry['id']} ({entry['mode']})" for entry in entries if not entry[tier]]
     return {"attempted": len(entries), "passed": len(entries) - len(failed), "failed": failed}
+
+
+def _distinct(results: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Of the fingerprints: those predicted to pass on the chip in every program and mode that has them."""
+    prints: dict[str, bool] = {}
+    for result in results:
+        if result["fingerprint"] and result["predicted_on_chip"] is not None:
+            seen = prints.get(result["fingerprint"], True)
+            prints[result["fingerprint"]] = seen and result["predicted_on_chip"]
+    return {"attempted": len(prints), "passed": sum(prints.values())}
+
+
+def tiers_of(
+    mode: str, results: Iterable[Mapping[str, Any]], credited: Mapping[str, Sequence[Any]]
+) -> dict[str, dict[str, list[int]]]:
+    """Tier → ``rows``, ``programs``, ``distinct`` → how many passed, and of how many that came to the tier.
+
+    A distinct program is a fingerprint, and passes when every program does that has it. A tier that nothing came to is left out.
+    """
+    here = [result for result in results if result["mode"] == mode and result["status"] not in NOT_ATTEMPTED]
+    found = {}
+    for tier in TIERS:
+        reached = [result for result in here if _reached(tier, result)]
+        if not reached:
+            continue
+        prints: dict[str, bool] = {}
+        for result in reached:
+            if result["fingerprint"]:
+                prints[result["fingerprint"]] = prints.get(result["fingerprint"], True) and bool(result[tier])
+        rows = [(len(credited.get(result["program"], ())), bool(result[tier])) for result in reached]
+        found[tier] = {
+            "rows": [sum(count for count, passed in rows if passed), sum(count for count, _ in rows)],
+            "programs": [sum(passed for _, passed in rows), len(rows)],
+            "distinct": [sum(prints.values()), len(prints)],
+        }
+    return found
+
+
+def _reached(tier: str, result: Mapping[str, Any]) -> bool:
+    if tier == "tier2":
+        return bool(result["tier1"])
+    return result[tier] is not None if tier == "tier3" else True
 
 
 def _of_programs(answers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -131,24 +254,3 @@ def _of_programs(answers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 def _reasons(entries: Sequence[Mapping[str, Any]], status: str) -> dict[str, int]:
     found = collections.Counter(entry["error"] for entry in entries if entry["status"] == status)
     return dict(found.most_common())
-
-
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """What became worse and what better between two documents, by program and mode; only what both have counts.
-
-    Worse is a program that passed and does not, also one that is not run any more.
-    """
-    old, new = _by_program(before), _by_program(after)
-    shared = [key for key in old if key in new]
-    found: dict[str, list[dict[str, Any]]] = {"worse": [], "better": []}
-    for program, mode in shared:
-        was, now = old[program, mode], new[program, mode]
-        if (was["status"] == "pass") != (now["status"] == "pass"):
-            entry = {"program": program, "mode": mode, "before": was["status"], "after": now["status"]}
-            entry |= {"error": now["error"] or was["error"]}
-            found["worse" if was["status"] == "pass" else "better"].append(entry)
-    return found
-
-
-def _by_program(given: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
-    return {(entry["program"], entry["mode"]): entry for entry in given["models"]}
