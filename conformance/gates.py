@@ -348,21 +348,25 @@ def _measured_noise(built: Built, model: nn.Module, expected: _Answer, report: R
 
 def _at_default_precision(built: Built, model: nn.Module, expected: _Answer, report: Report) -> None:
     """Tier 3: what it finds, a crash too, is kept apart from the outcome."""
-    seed()
     try:
-        with torch.no_grad():
-            results = [result.cpu() for result in results_of(model(**to_device(dict(built.inputs))))]
-        if len(results) != len(expected.results):
-            raise Mismatch(f"{len(results)} results, the CPU gives {len(expected.results)}")
-        if not all(bool((a.isfinite() | ~e.isfinite()).all()) for a, e in zip(results, expected.results, strict=True)):
-            raise FloatingPointError("not finite where the CPU is")
+        report.default_error = _default_error(built, model, expected)
     except Exception as error:  # noqa: BLE001  # kept: the same program at `highest` is still judged
         report.tier3, report.tier3_error = False, f"{type(error).__name__}: {error}"[:2000]
         return
-    report.default_error = _worst(results, expected.results)
     report.tier3 = report.default_error is None or report.default_error <= DEFAULT_PRECISION
     if not report.tier3:
         report.tier3_error = f"relative error {report.default_error:.2g}, allowed {DEFAULT_PRECISION:g}"
+
+
+def _default_error(built: Built, model: nn.Module, expected: _Answer) -> float | None:
+    seed()
+    with torch.no_grad():
+        results = [result.cpu() for result in results_of(model(**to_device(dict(built.inputs))))]
+    if len(results) != len(expected.results):
+        raise Mismatch(f"{len(results)} results, the CPU gives {len(expected.results)}")
+    if not all(bool((a.isfinite() | ~e.isfinite()).all()) for a, e in zip(results, expected.results, strict=True)):
+        raise FloatingPointError("not finite where the CPU is")
+    return _worst(results, expected.results)
 
 
 def _widened(value: Any) -> Any:
