@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from emutpu import _facts
-from emutpu.conformance import manifest
+from emutpu.conformance import manifest, tiers
 from emutpu.conformance.history import Run
 from emutpu.conformance.manifest import Model, Program
 from emutpu.conformance.runner import selected
@@ -38,10 +38,11 @@ def document(
     credited = _credited(programs)
     entries = []
     for mode in run.plan.modes:
-        for program in programs:
+        for program in (program for program in programs if tiers.applies(program, mode)):
             answer = known.get((program.name, mode))
             entries += [_model(model, program, mode, answer) for model in credited[program.name]]
-    attempted = [entry for entry in entries if entry["status"] not in _NOT_ATTEMPTED]
+    attempted = [entry for entry in entries if entry["status"] not in _NOT_ATTEMPTED and entry["mode"] != tiers.BOUNDED]
+    rows = {name: len(models) for name, models in credited.items()}
     fingerprints = {answer.get("fingerprint") for answer in known.values()} - {None}
     return {
         "run": run.id,
@@ -54,11 +55,14 @@ def document(
         "seconds": run.seconds,
         "environment": dict(run.environment),
         "rows": len(entries),
-        "programs": len(programs) * len(run.plan.modes),
+        "programs": len({(entry["program"], entry["mode"]) for entry in entries}),
         "distinct_programs": len(fingerprints),
         "tier1": _tier(attempted, "tier1"),
         "tier2": _tier([entry for entry in attempted if entry["tier1"]], "tier2"),
         "predicted_on_chip": _tier(attempted, "predicted_on_chip"),
+        "tier3": tiers.default_precision(known.values(), rows),
+        "bounded": tiers.bounded(known.values(), rows),
+        "noise": tiers.noise(known.values()),
         "of_programs": _of_programs(known.values()),
         "not_run": _reasons(entries, "not run"),
         "corpus_bugs": sorted({entry["program"] for entry in entries if entry["status"] == "corpus bug"}),
@@ -66,6 +70,7 @@ def document(
         "models": entries,
         "notes": ({} if mutations else {"mutations": "`emutpu conformance mutate` has not run with this manifest"})
         | {
+            "bounded": "programs of causal language models in the mode `bounded`; null where the run had no such mode",
             "distinct_programs": "fingerprints of the programs that ran on the CPU: ops, order, dtypes and edges",
             "predicted_on_chip": "from missing kernels alone; full-size memory and static-shape limits are not judged yet",
         },
@@ -112,6 +117,12 @@ def _model(model: Model, program: Program, mode: str, answer: Mapping[str, Any] 
         "gradient_error": told.get("gradient_error"),
         "tokens_equal": told.get("tokens_equal"),
         "ill_conditioned": list(told.get("ill_conditioned") or ()),
+        "tier3": told.get("tier3"),
+        "tier3_error": told.get("tier3_error"),
+        "default_error": told.get("default_error"),
+        "logit_noise": told.get("logit_noise"),
+        "gradient_noise": told.get("gradient_noise"),
+        "executables": told.get("executables"),
         "ops": sum(ops.values()) if answer else None,
         "compiles": told.get("compiles"),
         "fallbacks": told.get("fallbacks"),

@@ -43,7 +43,7 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
     import torch
 
     from emutpu._report import this_process
-    from emutpu.conformance import mutation
+    from emutpu.conformance import bounded, mutation, tiers
     from emutpu.conformance.gates import examine
     from emutpu.conformance.manifest import programs
 
@@ -52,7 +52,13 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
     tpu: Any = torch.get_device_module("tpu")
     tpu.eager_mode = tpu.EagerMode.DEFER_AND_FUSE if mode == "defer" else tpu.EagerMode.DEFER_NEVER
     before = this_process()
-    report = examine(programs()[name], mode, fallbacks=lambda: _fallbacks(this_process()))
+    program = programs()[name]
+    if mode == tiers.BOUNDED:
+        report = bounded.examine(
+            program, fallbacks=lambda: _fallbacks(this_process()), launched=lambda: _executables(this_process())
+        )
+    else:
+        report = examine(program, mode, fallbacks=lambda: _fallbacks(this_process()))
     after = this_process()
     ops = collections.Counter(after["ops"]["by_name"]) - collections.Counter(before["ops"]["by_name"])
     return dataclasses.asdict(report) | {
@@ -67,6 +73,13 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
 
 def _fallbacks(document: dict[str, Any]) -> int:
     return sum(entry["count"] for entry in document["fallbacks"])
+
+
+def _executables(document: dict[str, Any]) -> int:
+    """How many executables this process compiled or loaded."""
+    compiles = document["compiles"]
+    nearest = compiles["by_tier"].get("1", {"hits": 0})
+    return int(compiles["requests"] - nearest["hits"])
 
 
 def _resident() -> int:
