@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from emutpu import _facts
-from emutpu.conformance import manifest
+from emutpu.conformance import manifest, tiers
 from emutpu.conformance.history import Plan, Run
 from emutpu.conformance.manifest import Model, Program
 from emutpu.conformance.runner import digest, selected
@@ -19,21 +20,31 @@ OUTCOMES = ("pass", "mismatch", "crash", "unsupported", "timeout", "not run", "c
 NOT_ATTEMPTED = OUTCOMES[-2:]
 TIERS = ("tier1", "tier2", "emulated", "predicted_on_chip", "tier3")
 """The columns of verdicts, by the name of their field."""
-LIMITS = {"max_rel_error": 1e-4, "gradient_error": 1e-3}
-"""What tier 2 allows, as in ``gates``, which needs torch."""
+LIMITS = {
+    "max_rel_error": tiers.LIMITS["logits"],
+    "gradient_error": tiers.LIMITS["gradients"],
+    "default_error": tiers.LIMITS["default_precision"],
+}
+"""What tiers 2 and 3 allow, by the field that is judged."""
 
 # What emutpu launches for `nonzero`, by the name of an op that TorchTPU lacks; models call `nonzero`.
 _LAUNCHED = frozenset({"nonzero_static"})
 _ABSENT: Mapping[str, Any] = {"outcome": "not run", "error": "the run did not come to it"}
 _PROGRAM = ("fingerprint", "op", "error", "seconds", "gradient_error", "tokens_equal", "compiles", "fallbacks")
-_MEASURED = (
-    "trained",
+_OF_A_MODEL = (
+    "max_rel_error",
+    "traceback",
+    "ill_conditioned",
+    "tier3_error",
+    "default_error",
     "logit_noise",
     "gradient_noise",
-    "noise_error",
-    "default_error",
-    "tier3_error",
     "executables",
+)
+_MEASURED = (
+    *_OF_A_MODEL[3:],
+    "trained",
+    "noise_error",
     "compile_seconds",
     "regions",
     "region_reasons",
@@ -42,6 +53,7 @@ _MEASURED = (
     "modelled",
 )
 _NOTES = {
+    "bounded": "programs of causal language models in the mode `bounded`; null where the run had no such mode",
     "distinct_programs": "fingerprints of the programs that ran on the CPU: ops, order, dtypes and edges",
     "predicted_on_chip": "from missing kernels alone; full-size memory and static-shape limits are not judged yet",
     "modelled": "seconds that a chip is busy with the small program, forward, training step and checks, by the cost model; "
@@ -88,7 +100,8 @@ def document(
     """
     known = {(answer["program"], answer["mode"]): answer for answer in answers}
     programs = selected(run.plan.suite, run.plan.shard, run.plan.only)
-    return _document(run, known, [(program, mode) for mode in run.plan.modes for program in programs], mutations)
+    asked = [(program, mode) for mode in run.plan.modes for program in programs if tiers.applies(program, mode)]
+    return _document(run, known, asked, mutations)
 
 
 def imported(answers: Sequence[Mapping[str, Any]], chip: str) -> dict[str, Any]:
@@ -122,7 +135,8 @@ def _document(
     names: dict[str, int] = {}
     results = [_result(program, mode, known.get((program.name, mode), _ABSENT), names) for program, mode in asked]
     entries = [_model(model, result) for result in results for model in credited[result["program"]]]
-    attempted = [entry for entry in entries if entry["status"] not in NOT_ATTEMPTED]
+    attempted = [entry for entry in entries if entry["status"] not in NOT_ATTEMPTED and entry["mode"] != tiers.BOUNDED]
+    rows = {name: len(models) for name, models in credited.items()}
     fingerprints = {answer.get("fingerprint") for answer in known.values()} - {None}
     return {
         "run": run.id,
@@ -143,6 +157,9 @@ def _document(
         "tier2": _tier([entry for entry in attempted if entry["tier1"]], "tier2"),
         "predicted_on_chip": _tier(attempted, "predicted_on_chip"),
         "predicted_distinct": _distinct(results),
+        "tier3": tiers.default_precision(known.values(), rows),
+        "bounded": tiers.bounded(known.values(), rows),
+        "noise": tiers.noise(known.values()),
         "by_mode": {mode: tiers_of(mode, results, credited) for mode in run.plan.modes},
         "of_programs": _of_programs(known.values()),
         "not_run": _reasons(entries, "not run"),
@@ -179,14 +196,19 @@ def _result(program: Program, mode: str, answer: Mapping[str, Any], names: dict[
             "task": program.task,
             "builder": program.builder,
             "representative": program.representative,
-            "max_rel_error": answer.get("logit_error"),
+            "max_rel_error": _finite(answer.get("logit_error")),
             "traceback": list(answer.get("traceback") or ()),
             "ill_conditioned": list(answer.get("ill_conditioned") or ()),
             "ops": None if ops is None else [[names.setdefault(op, len(names)), count] for op, count in ops.items()],
         }
         | verdict(answer)
-        | {name: answer.get(name) for name in (*_PROGRAM, *_MEASURED)}
+        | {name: _finite(answer.get(name)) for name in (*_PROGRAM, *_MEASURED)}
     )
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity; where an error is infinite, the text of the error says so."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _model(model: Model, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +216,7 @@ def _model(model: Model, result: Mapping[str, Any]) -> dict[str, Any]:
     counted = result["ops"]
     return (
         {"id": model.id, "kind": model.kind, "source": model.source}
-        | {name: result[name] for name in (*names, *TIERS, *_PROGRAM, "max_rel_error", "traceback", "ill_conditioned")}
+        | {name: result[name] for name in (*names, *TIERS, *_PROGRAM, *_OF_A_MODEL)}
         | {"ops": None if counted is None else sum(count for _, count in counted)}
     )
 
@@ -208,7 +230,7 @@ def _distinct(results: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Of the fingerprints: those predicted to pass on the chip in every program and mode that has them."""
     prints: dict[str, bool] = {}
     for result in results:
-        if result["fingerprint"] and result["predicted_on_chip"] is not None:
+        if result["fingerprint"] and result["predicted_on_chip"] is not None and result["mode"] != tiers.BOUNDED:
             seen = prints.get(result["fingerprint"], True)
             prints[result["fingerprint"]] = seen and result["predicted_on_chip"]
     return {"attempted": len(prints), "passed": sum(prints.values())}
@@ -223,7 +245,7 @@ def tiers_of(
     """
     here = [result for result in results if result["mode"] == mode and result["status"] not in NOT_ATTEMPTED]
     found = {}
-    for tier in TIERS:
+    for tier in ("emulated",) if mode == tiers.BOUNDED else TIERS:
         reached = [result for result in here if _reached(tier, result)]
         if not reached:
             continue

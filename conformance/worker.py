@@ -44,8 +44,9 @@ def main() -> int:
 def _answer(name: str, mode: str) -> dict[str, Any]:
     import torch
 
+    from emutpu import is_emulated
     from emutpu._report import costs_on, launches, this_process
-    from emutpu.conformance import mutation
+    from emutpu.conformance import bounded, mutation, tiers
     from emutpu.conformance.gates import examine
     from emutpu.conformance.manifest import programs
 
@@ -55,7 +56,13 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
     tpu.eager_mode = tpu.EagerMode.DEFER_AND_FUSE if mode == "defer" else tpu.EagerMode.DEFER_NEVER
     torch.accelerator.reset_peak_memory_stats()
     before, launched = this_process(), launches()
-    report = examine(programs()[name], mode, fallbacks=lambda: _fallbacks(this_process()))
+    program = programs()[name]
+    if mode == tiers.BOUNDED:
+        report = bounded.examine(
+            program, fallbacks=lambda: _fallbacks(this_process()), launched=lambda: _executables(this_process())
+        )
+    else:
+        report = examine(program, mode, fallbacks=lambda: _fallbacks(this_process()))
     after = this_process()
     ops = collections.Counter(after["ops"]["by_name"]) - collections.Counter(before["ops"]["by_name"])
     return dataclasses.asdict(report) | {
@@ -68,12 +75,20 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
         "fallback_ops": [f"{op} at {line}" for op, line in _fallback_lines(after) - _fallback_lines(before)],
         "peak_hbm_bytes": torch.accelerator.max_memory_allocated(),
         "modelled": costs_on(CHIPS, launched),
+        "hardware": None if is_emulated() else tpu.get_device_name(),
         "resident_bytes": _resident(),
     }
 
 
 def _fallbacks(document: dict[str, Any]) -> int:
     return sum(entry["count"] for entry in document["fallbacks"])
+
+
+def _executables(document: dict[str, Any]) -> int:
+    """How many executables this process compiled or loaded."""
+    compiles = document["compiles"]
+    nearest = compiles["by_tier"].get("1", {"hits": 0})
+    return int(compiles["requests"] - nearest["hits"])
 
 
 def _fallback_lines(document: dict[str, Any]) -> collections.Counter[tuple[str, str]]:

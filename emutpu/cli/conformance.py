@@ -104,10 +104,10 @@ def list_command(suite: str, only: str | None, json_path: str | None) -> None:
     "--mode",
     "modes",
     multiple=True,
-    type=click.Choice(("strict", "defer", "compile")),
+    type=click.Choice(("strict", "defer", "compile", "bounded")),
     default=("strict",),
     show_default=True,
-    help="How ops run; several times for several modes.",
+    help="How ops run; several times for several modes. 'bounded' compiles causal language models for several lengths.",
 )
 @click.option("--chip", type=click.Choice(_settings.CHIPS), help="The emulated chip; default that of EMUTPU_CHIP.")
 @click.option("--shard", callback=_shard, default="1/1", show_default=True, metavar="i/n", help="One of n parts.")
@@ -263,7 +263,13 @@ def _imported(name: str, answers: list[Any], chip: str) -> dict[str, Any]:
 
 
 @command.command("mutate")
-@_suite
+@click.option(
+    "--suite",
+    type=click.Choice(("families", "smoke", "reps", "full")),
+    default="families",
+    show_default=True,
+    help="Which programs; 'families' are those of smoke and some of every package and task.",
+)
 @_only
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
 @_results
@@ -278,7 +284,7 @@ def mutate_command(suite: str, only: str | None, jobs: int, folder: Path, json_p
     from emutpu.conformance import runner
     from emutpu.conformance.pool import Limits
 
-    if not runner.selected(suite, (1, 1), only):
+    if not runner.chosen_for_faults(suite, only):
         raise click.UsageError("no program of the suite matches --only")
     terminal = console(stderr=json_path == "-")
     with terminal.status("mutating") as status:

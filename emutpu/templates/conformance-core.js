@@ -89,8 +89,8 @@ function load(name) {
 }
 
 // Counts of tiers over some programs, as the report counts them.
-function reached(tier, cell) {
-  if (!cell || cell.outcome >= ATTEMPTED) return false;
+function reached(tier, cell, mode) {
+  if (!cell || cell.outcome >= ATTEMPTED || (data.modes[mode] === "bounded" && tier !== "emulated")) return false;
   if (tier === "tier2") return cell.verdicts[TIERS.indexOf("tier1")] === 2;
   return tier !== "tier3" || cell.verdicts[TIERS.indexOf(tier)] !== 0;
 }
@@ -99,7 +99,7 @@ function tiersOf(some, mode) {
     const bit = TIERS.indexOf(tier), count = {rows: [0, 0], programs: [0, 0], distinct: [0, 0]}, prints = new Map();
     for (const program of some) {
       const cell = program.cells[mode];
-      if (!reached(tier, cell)) continue;
+      if (!reached(tier, cell, mode)) continue;
       const passed = cell.verdicts[bit] === 2;
       for (const [kind, weight] of [["rows", program.models.length], ["programs", 1]]) {
         count[kind][0] += passed ? weight : 0;
@@ -169,7 +169,7 @@ const FILTERS = {
   task: (program, value) => program.task === value,
   architecture: (program, value) => program.group === value,
   fails: (program, value, modes) => modes.some((mode) =>
-    reached(value, program.cells[mode]) && program.cells[mode].verdicts[TIERS.indexOf(value)] !== 2),
+    reached(value, program.cells[mode], mode) && program.cells[mode].verdicts[TIERS.indexOf(value)] !== 2),
   op: (program, value, modes) => modes.some((mode) => program.cells[mode]?.ops.includes(value)),
   changed: (program, value, modes) => modes.some((mode) => changed.get(`${program.name} ${data.modes[mode]}`)?.kind === value),
 };

@@ -291,6 +291,10 @@ function gatesPage() {
       make("td", {class: "n"}, data.limits[field] ? number(list.filter((value) => value > data.limits[field]).length) : "")))))) : make("p", {class: "soft"}, "Nothing was measured."),
   make("div", {class: "columns"}, ...[["Error of the answer", "max_rel_error", "logit_noise"], ["Error of the gradients", "gradient_error", "gradient_noise"]].map(([title, field, noise]) =>
     distribution(title, [{name: "device against CPU", values: all(field)}, {name: "CPU against float64", values: all(noise)}].filter((series) => series.values.length), data.limits[field])))];
+  for (const [reason, count] of Object.entries(data.without_float64)) parts.push(make("p", {class: "soft"}, `Without float64, ${number(count)}: ${reason}`));
+  if (data.bounded) parts.push(make("h2", {}, "Bounded lengths"), make("p", {}, make("b", {}, share(data.bounded.passed.rows, data.bounded.attempted.rows)),
+    ` of ${number(data.bounded.attempted.rows)} rows and ${share(data.bounded.passed.programs, data.bounded.attempted.programs)} of ${number(data.bounded.attempted.programs)} programs of causal language models, compiled for several lengths at once. Executables a program: `,
+    Object.entries(data.bounded.executables).map(([count, some]) => `${count} in ${number(some)}`).join(", "), "."));
   const found = data.mutations;
   parts.push(make("h2", {}, "Can the gate fail?"), found ? make("div", {}, make("p", {}, make("b", {}, share(found.caught, found.injected)), ` of ${number(found.injected)} faults, each in one call of one op, in ${number(found.programs)} programs would be caught by tier 2.`),
     make("div", {class: "scroll"}, make("table", {class: "narrow"}, make("tbody", {}, ...Object.entries(found.by_fault).map(([fault, counts]) => make("tr", {}, make("td", {}, fault),

@@ -83,8 +83,19 @@ def test_prediction_knows_the_missing_kernels(document):
 
 def test_limits_are_those_of_the_gates():
     """The report shows what the gates judged by."""
-    assert documents.LIMITS == {"max_rel_error": gates.LOGITS, "gradient_error": gates.GRADIENTS}
+    assert documents.LIMITS == {
+        "max_rel_error": gates.LOGITS,
+        "gradient_error": gates.GRADIENTS,
+        "default_error": gates.DEFAULT_PRECISION,
+    }
     assert set(documents.OUTCOMES) == set(gates.Outcome)
+
+
+def test_infinite_errors_are_json():
+    """A browser reads no infinity; the error says what happened."""
+    infinite = {"outcome": "mismatch", "error": "relative error inf", "logit_error": float("inf"), "tier2": False}
+    document = document_of({BERT: infinite | {"default_error": float("nan")}})
+    valid(json.loads(json.dumps(document, allow_nan=False)))
 
 
 def test_answers_from_elsewhere():
