@@ -14,6 +14,7 @@ import click
 from emutpu import _settings
 from emutpu.cli._exit import EmulatorExit, EmulatorFailure
 from emutpu.cli._output import console, json_option, write_json
+from emutpu.cli._predict import predict_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -261,6 +262,9 @@ def mutate_command(suite: str, only: str | None, jobs: int, folder: Path, json_p
     if json_path is not None:
         write_json(header("conformance-mutations", _settings.settings().chip) | found, json_path)
     return 0 if found["injected"] and found["caught"] >= _CAUGHT * found["injected"] else 1
+
+
+command.add_command(predict_command)
 
 
 @command.command("compare")
