@@ -6,12 +6,14 @@ adds to them, and what has an estimate is not run again.
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from emutpu.conformance import manifest
 from emutpu.conformance.pool import Limits, Task, work_off
 from emutpu.conformance.prediction import Memory
 from emutpu.conformance.runner import selected
@@ -26,7 +28,7 @@ Line = dict[str, Any]
 
 
 def memory(folder: Path, limit: int) -> Memory:
-    """The estimates in ``folder`` over those of the package; ``limit`` is what one device has, in bytes."""
+    """The whole lines of estimates in ``folder`` over those of the package; ``limit`` is what one device has, in bytes."""
     found = _read(folder)
     return Memory(limit, {name: entry for name, entry in found.items() if entry.get("bytes") is not None})
 
@@ -42,14 +44,18 @@ def estimate(
     progress: Callable[[int, int], None],
     fresh: bool = False,
 ) -> dict[str, Any]:
-    """Estimate the programs of a suite that have none, or with ``fresh`` all, and keep the lines in ``folder``.
+    """Estimate the programs of a suite that have none, or with ``fresh`` all, and keep the lines in ``folder``. Those that
+    stand for most models come first.
 
     ``progress`` is told how many are done, and of how many. Gives counts, and the programs that have no estimate with why.
     """
     programs = selected(suite, (1, 1), only)
-    known = {} if fresh else _read(folder)
-    left = [Task(program.name, MODE) for program in programs if program.name not in known]
     folder.mkdir(parents=True, exist_ok=True)
+    _drop_half_a_line(folder / FILE)
+    known = {} if fresh else _read(folder)
+    rows = collections.Counter(model.program for model in manifest.models())
+    missing = [program for program in programs if program.name not in known]
+    left = [Task(program.name, MODE) for program in sorted(missing, key=lambda program: -rows[program.name])]
     made: dict[str, Line] = {}
     with (folder / FILE).open("w" if fresh else "a", encoding="utf-8") as stream:
 
@@ -75,7 +81,10 @@ def estimate(
 def _line(answer: Mapping[str, Any]) -> Line:
     found = answer.get("estimate")
     if found is None:
-        return {"program": answer["program"], "error": f"{answer['outcome']}: {answer['error']}".partition("\n")[0][:200]}
+        return {
+            "program": answer["program"],
+            "error": f"{answer['outcome']}: {answer['error']}".partition("\n")[0][:200],
+        }
     return {"program": answer["program"]} | {name: found[name] for name in _KEPT}
 
 
@@ -102,6 +111,12 @@ def _read(folder: Path) -> dict[str, Line]:
 
 def _lines(source: Any) -> Iterator[Line]:
     if source.is_file():
-        for line in source.read_text(encoding="utf-8").splitlines():
-            if line.endswith("}"):  # a killed pass may leave half of its last line
-                yield json.loads(line)
+        for line in source.read_text(encoding="utf-8").split("\n")[:-1]:  # a pass may be writing the last one
+            yield json.loads(line)
+
+
+def _drop_half_a_line(path: Path) -> None:
+    """A killed pass may have left one at the end of its file."""
+    if path.is_file():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")

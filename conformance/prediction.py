@@ -11,6 +11,7 @@ Three things that an emulator with wider kernels, small models and a CPU's freed
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import re
@@ -20,7 +21,17 @@ from typing import Any
 from emutpu import _facts
 from emutpu.conformance.tiers import BOUNDED
 
-__all__ = ["Memory", "Prediction", "data_dependent", "missing_kernels", "named_parameters", "predict"]
+__all__ = [
+    "NOTE",
+    "WITHOUT_MEMORY",
+    "Memory",
+    "Prediction",
+    "data_dependent",
+    "missing_kernels",
+    "named_parameters",
+    "predict",
+    "summary",
+]
 
 # What emutpu launches for `nonzero`, by the name of an op that TorchTPU lacks; models call `nonzero`.
 _LAUNCHED = frozenset({"nonzero_static"})
@@ -40,6 +51,14 @@ _SIZED_BY_VALUES = frozenset(
         "_unique",
         "_unique2",
     }
+)
+
+
+WITHOUT_MEMORY = "from missing kernels, and in `compile` and `bounded` from sizes that depend on values; memory at full size was not judged"
+NOTE = (
+    "a row that passes, with kernels that TorchTPU 0.2.0 has, that fits one device at full size (forward at batch 1, a dry run "
+    "of the library's configuration, scaled by the parameters that an id names) and, in `compile` and `bounded`, whose sizes "
+    "do not depend on values"
 )
 
 
@@ -110,6 +129,26 @@ def predict(
     if mode in _STATIC:
         limits += [f"static shapes: {name}" for name in dependent]
     return Prediction(tuple(limits), tuple(lacking), tuple(dependent), needed, size)
+
+
+def summary(entries: Iterable[Mapping[str, Any]], sizes: Memory | None) -> dict[str, Any]:
+    """Of the attempted rows of a document: how many programs are predicted too, and what stands in the way of how many rows.
+
+    A program is predicted when one of its rows is: what remains is then a matter of size.
+    """
+    rows = [entry for entry in entries if entry["predicted_on_chip"] is not None]
+    programs = {(entry["program"], entry["mode"]) for entry in rows}
+    passed = {(entry["program"], entry["mode"]) for entry in rows if entry["predicted_on_chip"]}
+    emulated = [entry for entry in rows if entry["emulated"]]
+    kinds = collections.Counter(
+        kind for entry in emulated for kind in {limit.partition(":")[0] for limit in entry["prediction_limits"]}
+    )
+    return {
+        "programs": {"attempted": len(programs), "passed": len(passed)},
+        "limits": {"not emulated": len(rows) - len(emulated)} | dict(sorted(kinds.items())),
+        "memory_judged": sum(entry["full_size_bytes"] is not None for entry in rows),
+        "device_bytes": sizes.limit if sizes is not None else None,
+    }
 
 
 def _needed(sizes: Memory | None, program: str, builder: str, model_id: str | None) -> tuple[int | None, str | None]:

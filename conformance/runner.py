@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from emutpu.conformance import manifest
+from emutpu.conformance import commits, manifest
 from emutpu.conformance.history import History, Plan
 from emutpu.conformance.manifest import Program
 from emutpu.conformance.pool import Limits, Task, work_off
@@ -76,7 +76,7 @@ def plan_of(suite: str, modes: Iterable[str], chip: str, shard: tuple[int, int],
 
 
 def environment() -> dict[str, Any]:
-    """What a result depends on beside the plan: versions, and the machine."""
+    """What a result depends on beside the plan: versions, the commit, and the machine."""
     from emutpu import __version__
 
     versions: dict[str, str | None] = {"emutpu": __version__, "python": platform.python_version()}
@@ -85,7 +85,7 @@ def environment() -> dict[str, Any]:
             versions[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
             versions[library] = None
-    return {"versions": versions, "machine": platform.machine(), "cpus": os.cpu_count()}
+    return {"versions": versions, "machine": platform.machine(), "cpus": os.cpu_count()} | commits.current()
 
 
 def run(
