@@ -98,8 +98,8 @@ def _column(before: Document, after: Document, was: Mapping[str, Any], now: Mapp
 
 
 def _why(entry: Mapping[str, Any], column: str) -> str | None:
-    if column == "predicted_on_chip" and entry["status"] == "pass" and entry.get("missing_kernels"):
-        return f"TorchTPU 0.2.0 has no kernel of {', '.join(entry['missing_kernels'])}"
+    if column == "predicted_on_chip" and entry["status"] == "pass" and entry.get("prediction_limits"):
+        return "; ".join(entry["prediction_limits"])
     error: str | None = entry["error"]
     return error
 
@@ -127,4 +127,10 @@ def _first_bad(key: Key, points: Sequence[Point]) -> dict[str, Any] | None:
 
 
 def _by_program(given: Document) -> dict[Key, Mapping[str, Any]]:
-    return {(entry["program"], entry["mode"]): entry for entry in given["models"]}
+    """One entry a program and mode; it is predicted to pass on the chip when one of its rows is."""
+    found: dict[Key, Mapping[str, Any]] = {}
+    for entry in given["models"]:
+        key = entry["program"], entry["mode"]
+        if key not in found or (entry["predicted_on_chip"] and not found[key]["predicted_on_chip"]):
+            found[key] = entry
+    return found

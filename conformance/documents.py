@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import collections
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from emutpu import _facts
-from emutpu.conformance import manifest, tiers
+from emutpu.conformance import manifest, prediction, tiers
 from emutpu.conformance.history import Plan, Run
 from emutpu.conformance.manifest import Model, Program
+from emutpu.conformance.prediction import Memory, Prediction
 from emutpu.conformance.runner import digest, selected
 
-__all__ = ["LIMITS", "OUTCOMES", "TIERS", "document", "imported", "missing_kernels", "verdict"]
+__all__ = ["LIMITS", "OUTCOMES", "TIERS", "credited", "document", "imported", "judged", "tiers_of"]
 
 OUTCOMES = ("pass", "mismatch", "crash", "unsupported", "timeout", "not run", "corpus bug")
 NOT_ATTEMPTED = OUTCOMES[-2:]
@@ -27,8 +26,6 @@ LIMITS = {
 }
 """What tiers 2 and 3 allow, by the field that is judged."""
 
-# What emutpu launches for `nonzero`, by the name of an op that TorchTPU lacks; models call `nonzero`.
-_LAUNCHED = frozenset({"nonzero_static"})
 _ABSENT: Mapping[str, Any] = {"outcome": "not run", "error": "the run did not come to it"}
 _PROGRAM = ("fingerprint", "op", "error", "seconds", "gradient_error", "tokens_equal", "compiles", "fallbacks")
 _OF_A_MODEL = (
@@ -55,28 +52,27 @@ _MEASURED = (
 _NOTES = {
     "bounded": "programs of causal language models in the mode `bounded`; null where the run had no such mode",
     "distinct_programs": "fingerprints of the programs that ran on the CPU: ops, order, dtypes and edges",
-    "predicted_on_chip": "from missing kernels alone; full-size memory and static-shape limits are not judged yet",
     "modelled": "seconds that a chip is busy with the small program, forward, training step and checks, by the cost model; "
     "nothing is measured on a chip",
 }
 
 
-def missing_kernels(ops: Iterable[str]) -> list[str]:
-    """Which of the ATen ops that ran (``aten.add.Tensor``) TorchTPU 0.2.0 was observed to lack a kernel of."""
-    names = {op.removeprefix("aten.").removesuffix(".default") for op in ops}
-    return sorted(names & _lacking() - _LAUNCHED)
+def judged(
+    program: Program, mode: str, answer: Mapping[str, Any], models: Sequence[Model], sizes: Memory | None
+) -> tuple[dict[str, Any], list[Prediction]]:
+    """Status and tiers of one answer, and the prediction for each of the models that it is credited to.
 
-
-@functools.cache
-def _lacking() -> frozenset[str]:
-    return frozenset(_facts.read("torchtpu_missing_overloads.txt"))
-
-
-def verdict(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Status and tiers of one answer; None where a tier was not reached, or the answer is none of the device."""
-    status = answer["outcome"]
+    None where a tier was not reached, or the answer is none of the device. A program is predicted to pass on the chip when
+    one of its models is (``predicted_rows`` says how many): what remains is a matter of size.
+    """
+    status, ops = answer["outcome"], answer.get("ops") or {}
     attempted = status not in NOT_ATTEMPTED
-    lacking = missing_kernels(answer.get("ops") or ())
+    whole = prediction.predict(program.name, mode, ops, sizes, builder=program.builder)
+    rows = [
+        prediction.predict(program.name, mode, ops, sizes, builder=program.builder, model_id=model.id)
+        for model in models
+    ]
+    fitting = sum(not row.limits for row in rows) if status == "pass" else 0
     return {
         "status": status,
         "stage": answer.get("stage"),
@@ -84,27 +80,34 @@ def verdict(answer: Mapping[str, Any]) -> dict[str, Any]:
         "tier2": answer.get("tier2"),
         "tier3": answer.get("tier3"),
         "emulated": status == "pass" if attempted else None,
-        "predicted_on_chip": status == "pass" and not lacking if attempted else None,
-        "missing_kernels": lacking,
-    }
+        "predicted_on_chip": (fitting > 0 if rows else status == "pass" and not whole.limits) if attempted else None,
+        "predicted_rows": fitting,
+        "prediction_limits": list(whole.limits),
+        "missing_kernels": list(whole.missing_kernels),
+        "data_dependent": list(whole.data_dependent),
+        "full_size_bytes": whole.bytes,
+        "full_size": whole.size,
+    }, rows
 
 
 def document(
     run: Run,
     answers: Iterable[Mapping[str, Any]],
     mutations: Mapping[str, Any] | None = None,
+    sizes: Memory | None = None,
 ) -> dict[str, Any]:
     """The document of a run, without the fields that every document of emutpu starts with.
 
-    ``mutations`` are the counts of a mutation run of the same manifest. ``trends`` is None until :func:`trends.added`.
+    ``mutations`` are the counts of a mutation run of the same manifest, ``sizes`` the memory of programs at full size and of
+    a device of the chip. ``trends`` is None until :func:`trends.added`.
     """
     known = {(answer["program"], answer["mode"]): answer for answer in answers}
     programs = selected(run.plan.suite, run.plan.shard, run.plan.only)
     asked = [(program, mode) for mode in run.plan.modes for program in programs if tiers.applies(program, mode)]
-    return _document(run, known, asked, mutations)
+    return _document(run, known, asked, mutations, sizes)
 
 
-def imported(answers: Sequence[Mapping[str, Any]], chip: str) -> dict[str, Any]:
+def imported(answers: Sequence[Mapping[str, Any]], chip: str, sizes: Memory | None = None) -> dict[str, Any]:
     """The document of answers that were made elsewhere, such as a file of JSON lines from a machine with a chip.
 
     It holds the programs that the answers name; those that this manifest lacks are named in ``notes``.
@@ -115,7 +118,7 @@ def imported(answers: Sequence[Mapping[str, Any]], chip: str) -> dict[str, Any]:
     programs = [program for name, program in manifest.programs().items() if name in names]
     asked = [(program, mode) for mode in modes for program in programs if (program.name, mode) in known]
     run = Run(0, Plan("full", modes, chip, (1, 1), None, digest()), "", None, 0.0, _NOWHERE)
-    found = _document(run, known, asked, None)
+    found = _document(run, known, asked, None, sizes)
     strangers = sorted(names - {program.name for program in programs})
     if strangers:
         found["notes"]["unknown_programs"] = f"not in this manifest, and left out: {', '.join(strangers)}"
@@ -130,13 +133,18 @@ def _document(
     known: Mapping[tuple[str, str], Mapping[str, Any]],
     asked: Sequence[tuple[Program, str]],
     mutations: Mapping[str, Any] | None,
+    sizes: Memory | None,
 ) -> dict[str, Any]:
-    credited = _credited(program for program, _ in asked)
+    models = credited(program for program, _ in asked)
     names: dict[str, int] = {}
-    results = [_result(program, mode, known.get((program.name, mode), _ABSENT), names) for program, mode in asked]
-    entries = [_model(model, result) for result in results for model in credited[result["program"]]]
+    results, entries = [], []
+    for program, mode in asked:
+        answer, mine = known.get((program.name, mode), _ABSENT), models[program.name]
+        verdict, predictions = judged(program, mode, answer, mine, sizes)
+        results.append(_result(program, mode, answer, names) | verdict)
+        entries += [_model(model, results[-1], found) for model, found in zip(mine, predictions, strict=True)]
     attempted = [entry for entry in entries if entry["status"] not in NOT_ATTEMPTED and entry["mode"] != tiers.BOUNDED]
-    rows = {name: len(models) for name, models in credited.items()}
+    rows = {name: len(mine) for name, mine in models.items()}
     fingerprints = {answer.get("fingerprint") for answer in known.values()} - {None}
     return {
         "run": run.id,
@@ -160,7 +168,8 @@ def _document(
         "tier3": tiers.default_precision(known.values(), rows),
         "bounded": tiers.bounded(known.values(), rows),
         "noise": tiers.noise(known.values()),
-        "by_mode": {mode: tiers_of(mode, results, credited) for mode in run.plan.modes},
+        "by_mode": {mode: tiers_of(mode, results, models) for mode in run.plan.modes},
+        "prediction": prediction.summary(attempted, sizes),
         "of_programs": _of_programs(known.values()),
         "not_run": _reasons(entries, "not run"),
         "corpus_bugs": sorted({entry["program"] for entry in entries if entry["status"] == "corpus bug"}),
@@ -172,11 +181,13 @@ def _document(
         "models": entries,
         "notes": ({} if mutations else {"mutations": "`emutpu conformance mutate` has not run with this manifest"})
         | {"trends": "only `emutpu conformance report` looks at the runs beside this one"}
-        | _NOTES,
+        | _NOTES
+        | {"predicted_on_chip": prediction.NOTE if sizes is not None else prediction.WITHOUT_MEMORY},
     }
 
 
-def _credited(programs: Iterable[Program]) -> dict[str, list[Model]]:
+def credited(programs: Iterable[Program]) -> dict[str, list[Model]]:
+    """The models of each of the programs, by its name."""
     found: dict[str, list[Model]] = {program.name: [] for program in programs}
     for model in manifest.models():
         if model.program in found:
@@ -187,23 +198,19 @@ def _credited(programs: Iterable[Program]) -> dict[str, list[Model]]:
 def _result(program: Program, mode: str, answer: Mapping[str, Any], names: dict[str, int]) -> dict[str, Any]:
     """What a program did in a mode. ``ops`` are pairs: a place in ``op_names``, and how often it ran."""
     ops = answer.get("ops")
-    return (
-        {
-            "program": program.name,
-            "mode": mode,
-            "arch": program.architecture,
-            "group": program.group,
-            "task": program.task,
-            "builder": program.builder,
-            "representative": program.representative,
-            "max_rel_error": _finite(answer.get("logit_error")),
-            "traceback": list(answer.get("traceback") or ()),
-            "ill_conditioned": list(answer.get("ill_conditioned") or ()),
-            "ops": None if ops is None else [[names.setdefault(op, len(names)), count] for op, count in ops.items()],
-        }
-        | verdict(answer)
-        | {name: _finite(answer.get(name)) for name in (*_PROGRAM, *_MEASURED)}
-    )
+    return {
+        "program": program.name,
+        "mode": mode,
+        "arch": program.architecture,
+        "group": program.group,
+        "task": program.task,
+        "builder": program.builder,
+        "representative": program.representative,
+        "max_rel_error": _finite(answer.get("logit_error")),
+        "traceback": list(answer.get("traceback") or ()),
+        "ill_conditioned": list(answer.get("ill_conditioned") or ()),
+        "ops": None if ops is None else [[names.setdefault(op, len(names)), count] for op, count in ops.items()],
+    } | {name: _finite(answer.get(name)) for name in (*_PROGRAM, *_MEASURED)}
 
 
 def _finite(value: Any) -> Any:
@@ -211,13 +218,30 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _model(model: Model, result: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("arch", "program", "group", "task", "builder", "mode", "status", "stage", "missing_kernels")
-    counted = result["ops"]
+def _model(model: Model, result: Mapping[str, Any], found: Prediction) -> dict[str, Any]:
+    names = (
+        "arch",
+        "program",
+        "group",
+        "task",
+        "builder",
+        "mode",
+        "status",
+        "stage",
+        "missing_kernels",
+        "data_dependent",
+    )
+    counted, attempted = result["ops"], result["emulated"] is not None
     return (
         {"id": model.id, "kind": model.kind, "source": model.source}
         | {name: result[name] for name in (*names, *TIERS, *_PROGRAM, *_OF_A_MODEL)}
-        | {"ops": None if counted is None else sum(count for _, count in counted)}
+        | {
+            "ops": None if counted is None else sum(count for _, count in counted),
+            "predicted_on_chip": result["status"] == "pass" and not found.limits if attempted else None,
+            "prediction_limits": list(found.limits),
+            "full_size_bytes": found.bytes,
+            "full_size": found.size,
+        }
     )
 
 
@@ -237,7 +261,7 @@ def _distinct(results: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def tiers_of(
-    mode: str, results: Iterable[Mapping[str, Any]], credited: Mapping[str, Sequence[Any]]
+    mode: str, results: Iterable[Mapping[str, Any]], models: Mapping[str, Sequence[Any]]
 ) -> dict[str, dict[str, list[int]]]:
     """Tier → ``rows``, ``programs``, ``distinct`` → how many passed, and of how many that came to the tier.
 
@@ -253,10 +277,13 @@ def tiers_of(
         for result in reached:
             if result["fingerprint"]:
                 prints[result["fingerprint"]] = prints.get(result["fingerprint"], True) and bool(result[tier])
-        rows = [(len(credited.get(result["program"], ())), bool(result[tier])) for result in reached]
+        passed = [result for result in reached if result[tier]]
+        rows = [len(models.get(result["program"], ())) for result in passed]
+        if tier == "predicted_on_chip":
+            rows = [result["predicted_rows"] for result in passed]
         found[tier] = {
-            "rows": [sum(count for count, passed in rows if passed), sum(count for count, _ in rows)],
-            "programs": [sum(passed for _, passed in rows), len(rows)],
+            "rows": [sum(rows), sum(len(models.get(result["program"], ())) for result in reached)],
+            "programs": [len(passed), len(reached)],
             "distinct": [sum(prints.values()), len(prints)],
         }
     return found

@@ -15,7 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from emutpu.conformance.documents import NOT_ATTEMPTED, OUTCOMES, missing_kernels
+from emutpu.conformance.documents import NOT_ATTEMPTED, OUTCOMES
+from emutpu.conformance.prediction import missing_kernels
 from emutpu.conformance.summaries import TIER_NAMES, badge_colour, junit, share, summary
 
 __all__ = ["write"]
@@ -31,6 +32,10 @@ _DETAILS = (
     "ill_conditioned",
     "trained",
     "missing_kernels",
+    "data_dependent",
+    "prediction_limits",
+    "full_size_bytes",
+    "full_size",
     "noise_error",
     "tier3_error",
     "executables",
@@ -90,7 +95,10 @@ def _programs(document: Document) -> list[dict[str, Any]]:
         entry = found.setdefault(result["program"], {"first": result, "modes": {}, "models": {}})
         entry["modes"][result["mode"]] = result
     for row in document["models"]:
-        found[row["program"]]["models"].setdefault(row["id"], [row["kind"], row["source"]])
+        model = found[row["program"]]["models"].setdefault(
+            row["id"], {"told": [row["kind"], row["source"]], "modes": {}}
+        )
+        model["modes"][row["mode"]] = row
     return list(found.values())
 
 
@@ -136,7 +144,7 @@ def _table(document: Document, programs: Sequence[dict[str, Any]]) -> dict[str, 
                 first["program"],
                 *(strings.place(first[name]) for name in ("builder", "task", "group", "arch")),
                 int(bool(first.get("representative"))),
-                [[model, *map(strings.place, told)] for model, told in entry["models"].items()],
+                [_model(name, model, modes, strings) for name, model in entry["models"].items()],
                 [_cell(entry["modes"].get(mode), strings) for mode in modes],
                 [lines.get((first["program"], mode), "") for mode in modes],
             ]
@@ -153,6 +161,7 @@ def _table(document: Document, programs: Sequence[dict[str, Any]]) -> dict[str, 
         "baseline": trends.get("baseline"),
         "mutations": document.get("mutations"),
         "bounded": document.get("bounded"),
+        "prediction": document.get("prediction"),
         "without_float64": (document.get("noise") or {}).get("without_float64", {}),
         "not_run": document["not_run"],
         "tiers": TIER_NAMES,
@@ -160,11 +169,24 @@ def _table(document: Document, programs: Sequence[dict[str, Any]]) -> dict[str, 
     }
 
 
+def _model(name: str, model: Mapping[str, Any], modes: Sequence[str], strings: _Strings) -> list[Any]:
+    """Id, kind, source, a digit a mode for what is predicted, and what only this size of the program is limited by."""
+    rows = [model["modes"].get(mode, {}) for mode in modes]
+    predicted = "".join(str(_verdict(row.get("predicted_on_chip"))) for row in rows)
+    limits = {limit for row in rows for limit in row.get("prediction_limits", ()) if limit.startswith("memory")}
+    told = [strings.place(text) for text in model["told"]]
+    return [name, *told, predicted, *(strings.place(limit) for limit in sorted(limits))]
+
+
+def _verdict(passed: bool | None) -> int:
+    return {True: 2, False: 1, None: 0}[passed]
+
+
 def _cell(result: Mapping[str, Any] | None, strings: _Strings) -> list[Any] | None:
     """Outcome, verdicts as bits, numbers, first line of the error, and the ops that stand in the way."""
     if result is None:
         return None
-    verdicts = [{True: 2, False: 1, None: 0}[result.get(tier)] for tier in TIER_NAMES]
+    verdicts = [_verdict(result.get(tier)) for tier in TIER_NAMES]
     error = (result["error"] or "").partition("\n")[0][:_FIRST_LINE]
     ops = sorted({*result["missing_kernels"], *([_plain(result["op"])] if result["op"] else [])})
     return [

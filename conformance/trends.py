@@ -8,6 +8,8 @@ from typing import Any
 from emutpu.conformance import documents, manifest
 from emutpu.conformance.comparison import Point, changes
 from emutpu.conformance.history import History, Run
+from emutpu.conformance.manifest import Model
+from emutpu.conformance.prediction import Memory
 
 __all__ = ["LETTERS", "added", "baseline_of", "between"]
 
@@ -59,14 +61,19 @@ def _point(run: Run, history: History) -> Point:
 
 
 def added(
-    document: Mapping[str, Any], run: Run, history: History, baseline: Mapping[str, Any] | None
+    document: Mapping[str, Any],
+    run: Run,
+    history: History,
+    baseline: Mapping[str, Any] | None,
+    sizes: Memory | None = None,
 ) -> dict[str, Any]:
-    """The document of ``run`` with its field ``trends``.
+    """The document of ``run`` with its field ``trends``. ``sizes`` is the memory that predictions are made with.
 
     There ``runs`` are the comparable runs with their tiers, the earliest first; ``timelines`` the outcomes of each program and mode
     in those runs, a letter each; ``baseline`` what changed since the run or document of that name, None without one.
     """
     runs = comparable(run, history)
+    models = documents.credited(manifest.programs().values())
     timelines: dict[tuple[str, str], list[str]] = {}
     told = []
     for place, other in enumerate(runs):
@@ -74,7 +81,7 @@ def added(
         for answer in answers:
             line = timelines.setdefault((answer["program"], answer["mode"]), ["."] * len(runs))
             line[place] = LETTERS[answer["outcome"]]
-        told.append(_told(other, answers))
+        told.append(_told(other, answers, models, sizes))
     found = {
         "runs": told,
         "timelines": [
@@ -87,11 +94,15 @@ def added(
     return dict(document) | {"trends": found, "notes": notes}
 
 
-def _told(run: Run, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    credited = _rows()
+def _told(
+    run: Run, answers: Sequence[Mapping[str, Any]], models: Mapping[str, Sequence[Model]], sizes: Memory | None
+) -> dict[str, Any]:
+    programs = manifest.programs()
     results = [
-        documents.verdict(answer) | {name: answer.get(name) for name in ("program", "mode", "fingerprint")}
+        documents.judged(programs[answer["program"]], answer["mode"], answer, models[answer["program"]], sizes)[0]
+        | {name: answer.get(name) for name in ("program", "mode", "fingerprint")}
         for answer in answers
+        if answer["program"] in programs
     ]
     return {
         "run": run.id,
@@ -103,15 +114,8 @@ def _told(run: Run, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "finished": run.finished,
         "seconds": run.seconds,
         "programs": len(answers),
-        "by_mode": {mode: documents.tiers_of(mode, results, credited) for mode in run.plan.modes},
+        "by_mode": {mode: documents.tiers_of(mode, results, models) for mode in run.plan.modes},
     }
-
-
-def _rows() -> Mapping[str, Sequence[Any]]:
-    found: dict[str, list[Any]] = {name: [] for name in manifest.programs()}
-    for model in manifest.models():
-        found[model.program].append(model)
-    return found
 
 
 def _against(history: History, document: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,14 @@ import click
 from emutpu import _settings
 from emutpu.cli._exit import EmulatorExit, EmulatorFailure
 from emutpu.cli._output import console, json_option, write_json
+from emutpu.cli._predict import device_memory, predict_command
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from emutpu.conformance.comparison import Point
     from emutpu.conformance.history import History, Run
+    from emutpu.conformance.prediction import Memory
     from emutpu.conformance.runner import Progress
 
 __all__ = ["command"]
@@ -201,7 +203,15 @@ def _of_run(folder: Path, history: History, run: Run) -> dict[str, Any]:
     from emutpu.conformance.documents import document
     from emutpu.conformance.runner import mutations
 
-    return header("conformance", run.plan.chip) | document(run, history.answers(run.id), mutations(folder))
+    found = document(run, history.answers(run.id), mutations(folder), _sizes(folder, run.plan.chip))
+    return header("conformance", run.plan.chip) | found
+
+
+def _sizes(folder: Path, chip: str) -> Memory:
+    """What programs take at full size, and what a device of the chip has."""
+    from emutpu.conformance.estimates import memory
+
+    return memory(folder, device_memory(chip))
 
 
 def _print(document: Mapping[str, Any], terminal: Console) -> None:
@@ -233,7 +243,7 @@ def _given(folder: Path, name: str, chip: str) -> dict[str, Any]:
         raise click.UsageError(f"{name!r} cannot be read as JSON: {error}") from error
     if len(read) == 1 and isinstance(read[0], dict) and read[0].get("schema") == _SCHEMA:
         return read[0]
-    return _imported(name, read, chip)
+    return _imported(name, read, chip, _sizes(folder, chip))
 
 
 def _read(text: str) -> list[Any]:
@@ -245,7 +255,7 @@ def _read(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
-def _imported(name: str, answers: list[Any], chip: str) -> dict[str, Any]:
+def _imported(name: str, answers: list[Any], chip: str, sizes: Memory) -> dict[str, Any]:
     from emutpu._report import header
     from emutpu.conformance.documents import OUTCOMES, imported
 
@@ -259,7 +269,7 @@ def _imported(name: str, answers: list[Any], chip: str) -> dict[str, Any]:
             raise click.UsageError(
                 f"{name!r}, line {number}: {answer['outcome']!r} is none of the outcomes {', '.join(OUTCOMES)}"
             )
-    return header("conformance", chip) | imported(answers, chip)
+    return header("conformance", chip) | imported(answers, chip, sizes)
 
 
 @command.command("mutate")
@@ -306,6 +316,9 @@ def mutate_command(suite: str, only: str | None, jobs: int, folder: Path, json_p
     if json_path is not None:
         write_json(header("conformance-mutations", _settings.settings().chip) | found, json_path)
     return 0 if found["injected"] and found["caught"] >= _CAUGHT * found["injected"] else 1
+
+
+command.add_command(predict_command)
 
 
 @command.command("compare")
@@ -423,4 +436,4 @@ def _with_trends(folder: Path, number: int | None, baseline: str | None) -> dict
         else:
             found = baseline_of(run, history)
             before = None if found is None else _of_run(folder, history, found)
-        return added(document, run, history, before)
+        return added(document, run, history, before, _sizes(folder, run.plan.chip))

@@ -8,7 +8,8 @@ const text = (place) => (place < 0 ? null : data.strings[place]);
 const programs = data.programs.map((row, place) => ({
   place, name: row[0], builder: text(row[1]), task: text(row[2]), group: text(row[3]), arch: text(row[4]),
   representative: row[5] === 1,
-  models: row[6].map(([id, kind, source]) => ({id, kind: text(kind), source: text(source)})),
+  models: row[6].map(([id, kind, source, predicted, ...limits]) => ({id, kind: text(kind), source: text(source),
+    predicted: [...predicted].map(Number), limits: limits.map(text)})),
   cells: row[7].map((cell) => cell && {
     outcome: cell[0], status: data.outcomes[cell[0]], verdicts: cell[1], numbers: cell[2], error: text(cell[3]),
     ops: cell[4].map(text), fingerprint: text(cell[5])}),
@@ -52,6 +53,7 @@ function scaled(value, unit) {
     if (value >= size) return `${(value / size).toPrecision(3)} ${prefix}${unit}`;
   return `0 ${unit}`;
 }
+const gibibytes = (value) => `${(value / 2 ** 30).toLocaleString("en", {maximumSignificantDigits: 3})} GiB`;
 function mebibytes(value) {
   return value === null || value === undefined ? "" : `${(value / 2 ** 20).toLocaleString("en", {maximumSignificantDigits: 3})} MiB`;
 }
@@ -102,7 +104,8 @@ function tiersOf(some, mode) {
       if (!reached(tier, cell, mode)) continue;
       const passed = cell.verdicts[bit] === 2;
       for (const [kind, weight] of [["rows", program.models.length], ["programs", 1]]) {
-        count[kind][0] += passed ? weight : 0;
+        const fits = tier === "predicted_on_chip" && kind === "rows";
+        count[kind][0] += fits ? program.models.filter((model) => model.predicted[mode] === 2).length : passed ? weight : 0;
         count[kind][1] += weight;
       }
       if (cell.fingerprint) prints.set(cell.fingerprint, passed && (prints.get(cell.fingerprint) ?? true));

@@ -19,8 +19,8 @@ function programColumns(query, byModel) {
     cell: (row) => link(`program/${row.program.name}`, row.program.name)});
   for (const mode of modes) columns.push({name: data.modes[mode], title: data.modes[mode], width: "116px",
     key: (row) => row.program.cells[mode]?.outcome ?? -1, cell: (row) => outcome(row.program.cells[mode])});
-  columns.push({name: "predicted", title: "predicted", width: "112px", key: (row) => predicted(row.program, modes),
-    cell: (row) => ({2: make("span", {class: "good"}, "yes"), 1: make("span", {class: "bad"}, "no"), 0: "-"})[predicted(row.program, modes)]});
+  columns.push({name: "predicted", title: "predicted", width: "112px", key: (row) => predicted(row, modes),
+    cell: (row) => ({2: make("span", {class: "good"}, "yes"), 1: make("span", {class: "bad"}, "no"), 0: "-"})[predicted(row, modes)]});
   columns.push({name: "task", title: "task", width: "15%", least: 130, key: (row) => row.program.task, cell: (row) => row.program.task});
   if (!byModel) columns.push({name: "models", title: "models", kind: "n", width: "88px", key: (row) => row.program.models.length,
     cell: (row) => number(row.program.models.length)});
@@ -32,8 +32,8 @@ function programColumns(query, byModel) {
   columns.push({name: "says", title: "says", width: "20%", least: 160, cell: (row) => make("span", {class: "soft", title: firstError(row.program, modes)}, firstError(row.program, modes))});
   return columns;
 }
-function predicted(program, modes) {
-  const bits = modes.map((mode) => program.cells[mode]?.verdicts[TIERS.indexOf("predicted_on_chip")] ?? 0).filter(Boolean);
+function predicted({program, model}, modes) {
+  const bits = modes.map((mode) => (model ? model.predicted : program.cells.map((cell) => cell?.verdicts[TIERS.indexOf("predicted_on_chip")] ?? 0))[mode]).filter(Boolean);
   return bits.length ? Math.min(...bits) : 0;
 }
 
@@ -48,7 +48,7 @@ function programTable(fixed = {}) {
     const words = (query.text ?? "").toLowerCase();
     const hits = (program) => program.models.filter((model) => model.id.toLowerCase().includes(words));
     const rows = byModel
-      ? found.flatMap((program) => (words && hits(program).length ? hits(program) : program.models).map((model) => ({id: model.id, program})))
+      ? found.flatMap((program) => (words && hits(program).length ? hits(program) : program.models).map((model) => ({id: model.id, model, program})))
       : found.map((program) => ({program}));
     const columns = programColumns(query, byModel), models = found.reduce((sum, program) => sum + program.models.length, 0);
     count.textContent = byModel
@@ -131,13 +131,17 @@ async function programPage(name, model) {
     const value = cell.numbers[at[field]];
     if (value === null) return null;
     const bound = data.limits[limit ?? field];
-    return make("span", {class: bound && value > bound ? "bad" : null}, `${small(value)}${bound ? ` (limit ${bound.toExponential(0)})` : ""}`);
+    const wide = told.some((more) => more?.ill_conditioned?.length);
+    return make("span", {class: bound && value > bound && !wide ? "bad" : null}, `${small(value)}${bound ? ` (limit ${bound.toExponential(0)})` : ""}`);
   });
   const table_ = facts([
     ["outcome", program.cells.map(outcome)],
     ["ended in", cells((_, more) => more.stage)],
     ...TIERS.map((tier) => [data.tiers[tier], verdict(tier)]),
+    ["in the way on the chip", cells((_, more) => more.prediction_limits?.join("; "))],
+    ["memory at full size", cells((_, more) => more.full_size_bytes && `${gibibytes(more.full_size_bytes)} of the ${more.full_size}${data.prediction?.device_bytes ? `; a device has ${gibibytes(data.prediction.device_bytes)}` : ""}`)],
     ["kernels that TorchTPU lacks", cells((_, more) => more.missing_kernels?.join(", "))],
+    ["ops whose size depends on values", cells((_, more) => more.data_dependent?.join(", "))],
     ["ops in the way", cells((cell) => cell.ops.join(", "))],
     ["relative error of the answer", limited("max_rel_error")],
     ["relative error of the gradients", limited("gradient_error")],
@@ -160,7 +164,8 @@ async function programPage(name, model) {
     " / ", link(`architecture/${program.group}`, program.group)), make("h2", {}, program.name), table_, ...errors(told, program)];
   parts.push(modelled(told), history_(program), opsOf(told, ops));
   parts.push(make("h3", {}, `Models that are this program (${number(program.models.length)})`), make("ul", {class: "ids"},
-    ...program.models.map(({id, kind, source}) => make("li", {class: id === model ? "here" : null}, id, make("span", {class: "soft"}, ` ${kind}, ${source}`)))));
+    ...program.models.map(({id, kind, source, limits}) => make("li", {class: id === model ? "here" : null}, id, make("span", {class: "soft"}, ` ${kind}, ${source}`),
+      limits.length ? make("span", {class: "warn"}, ` ${limits.join("; ")}`) : null))));
   return make("div", {}, ...parts);
 }
 function errors(told, program) {

@@ -8,6 +8,7 @@ from typing import Any
 from emutpu._report import header
 from emutpu.conformance import documents, manifest, runner
 from emutpu.conformance.history import History, Run
+from emutpu.conformance.prediction import Memory
 
 LLAMA, RESNET, BERT = "transformers/LlamaForCausalLM", "timm/resnet18", "transformers/BertForMaskedLM"
 SWIN = "timm/swin_tiny_patch4_window7_224"
@@ -17,6 +18,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     RESNET: {"outcome": "corpus bug", "error": "it fails", "tier1": None, "tier2": None, "stage": "cpu"},
     BERT: {"ops": {"aten.mm.default": 2, "aten.addbmm.default": 1}},
 }
+SIZES = Memory(16 * 2**30, {LLAMA: {"bytes": 14 * 2**30, "parameters": 7 * 10**9}})
+"""A Llama of seven billion parameters just fits."""
 COST = {"flops": 2e6, "hbm_bytes": 3e6, "bound": "hbm", "error_bar": 0.5, "launches": 9, "unmodelled": 0}
 
 
@@ -58,12 +61,15 @@ def answers_of(
 
 
 def document_of(
-    special: dict[str, dict[str, Any]], left_out: tuple[str, ...] = (), modes: tuple[str, ...] = ("strict",)
+    special: dict[str, dict[str, Any]],
+    left_out: tuple[str, ...] = (),
+    modes: tuple[str, ...] = ("strict",),
+    sizes: Memory | None = None,
 ) -> dict[str, Any]:
     """The document of a smoke run in which some programs did something special."""
     plan = runner.plan_of("smoke", modes, "v5e", (1, 1), None)
     made = Run(7, plan, "2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00", 12.0, runner.environment())
-    return header("conformance", "v5e") | documents.document(made, answers_of(special, left_out, modes))
+    return header("conformance", "v5e") | documents.document(made, answers_of(special, left_out, modes), None, sizes)
 
 
 def add_run(

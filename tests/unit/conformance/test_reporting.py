@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from emutpu.conformance import documents, gates, manifest, summaries
-from tests.support.conformance_runs import BERT, LLAMA, RESNET, SPECIAL, SWIN, answer_of, document_of
+from tests.support.conformance_runs import BERT, LLAMA, RESNET, SIZES, SPECIAL, SWIN, answer_of, document_of
 from tools.layout import ROOT
 
 
@@ -79,6 +79,24 @@ def test_prediction_knows_the_missing_kernels(document):
     assert rows[0]["ops"] == 3
     predicted = document["predicted_on_chip"]
     assert predicted["attempted"] - predicted["passed"] == models_of(BERT, LLAMA)
+
+
+def test_memory_is_judged_row_by_row():
+    """Of one program the models that name more parameters than fit are not predicted; the program is, while one of them is."""
+    document = document_of({}, sizes=SIZES)
+    valid(document)
+    rows = [entry for entry in document["models"] if entry["program"] == LLAMA]
+    large = [entry["id"] for entry in rows if not entry["predicted_on_chip"]]
+    assert 0 < len(large) < len(rows)
+    assert any("70b" in name.lower() for name in large)
+    assert all(entry["prediction_limits"][0].startswith("memory") for entry in rows if entry["id"] in large)
+    result = next(entry for entry in document["results"] if entry["program"] == LLAMA)
+    assert result["predicted_on_chip"]
+    assert result["predicted_rows"] == len(rows) - len(large)
+    tier = document["by_mode"]["strict"]["predicted_on_chip"]
+    assert tier["rows"] == [document["rows"] - len(large), document["rows"]]
+    assert tier["programs"] == [40, 40]
+    assert document["predicted_on_chip"]["passed"] == tier["rows"][0]
 
 
 def test_limits_are_those_of_the_gates():

@@ -14,7 +14,7 @@ from emutpu._report import header
 from emutpu.conformance import documents, manifest, site, trends
 from emutpu.conformance.history import History
 from tests.support.browser import Browser
-from tests.support.conformance_runs import BERT, LLAMA, SPECIAL, SWIN, add_run, document_of
+from tests.support.conformance_runs import BERT, LLAMA, SIZES, SPECIAL, SWIN, add_run, document_of
 
 NAMESPACE = "http://www.w3.org/2000/svg"  # a name, not an address
 
@@ -26,9 +26,10 @@ def document(tmp_path_factory):
         numbers = add_run(history, {}, "a" * 40), add_run(history, SPECIAL, "b" * 40, left_out=(SWIN,))
         runs = {run.id: run for run in history.runs()}
         before, now = (
-            header("conformance", "v5e") | documents.document(runs[n], history.answers(n), MUTATIONS) for n in numbers
+            header("conformance", "v5e") | documents.document(runs[n], history.answers(n), MUTATIONS, SIZES)
+            for n in numbers
         )
-        return trends.added(now, runs[numbers[1]], history, before)
+        return trends.added(now, runs[numbers[1]], history, before, SIZES)
 
 
 MUTATIONS = {
@@ -149,6 +150,15 @@ def test_the_address_follows_the_filters(view, browser):
     assert browser.evaluate("document.querySelector('select[aria-label=status]').value") == "mismatch"
 
 
+def test_pages_count_as_the_report_does(view, browser, document):
+    """The counts that the page makes of all programs are those of the report."""
+    view("/packages")
+    counted = browser.evaluate("tiersOf(programs, 0)")
+    for tier, counts in document["by_mode"]["strict"].items():
+        assert counted[tier] == counts, tier
+    assert {tier for tier, counts in counted.items() if counts["rows"][1]} == set(document["by_mode"]["strict"])
+
+
 def test_sorting(view, browser):
     """By a column's head, down and up; what has no value is last in both."""
     view("/programs?sort=models")
@@ -182,6 +192,8 @@ def test_a_long_table_is_not_in_the_document(view, browser, document):
 def test_a_programs_page(view):
     """Outcome, error, the model's lines, ops with those that TorchTPU lacks, regions, cost by chip, runs, and models."""
     shown = view(f"/program/{LLAMA}")
+    assert "14 GiB of the default configuration; a device has 16 GiB" in shown
+    assert re.search(r"-70[bB]\S* hub, [\w-]+ memory: \d+", shown)
     assert "Error in strict relative error </script> of the logits 0.2 and a second line" in shown
     assert "model.py:3 forward: return x" in shown
     assert f"Models that are this program ({sum(m.program == LLAMA for m in manifest.models())})" in shown
