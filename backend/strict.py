@@ -151,12 +151,8 @@ def miss(signature: Signature, options: Options, values: tuple[Any, ...], donate
     logical = module.key()
     origin = (signature.name, *capture())
     try:
-        executable = runtime().cache.get(
-            logical,
-            lambda: runtime().client.compile(module.build(), options.compile_options),
-            options.compile_options,
-            module.build,
-        )
+        compile_options = options.compile_options
+        executable = runtime().cache.get(logical, runtime().compiler(compile_options), compile_options, module.build)
     except PjrtError as error:
         raise launch_failure(error, origin) from error
     return Entry(
