@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from emutpu.conformance import manifest, prediction, tiers
@@ -13,7 +13,7 @@ from emutpu.conformance.manifest import Model, Program
 from emutpu.conformance.prediction import Memory, Prediction
 from emutpu.conformance.runner import digest, selected
 
-__all__ = ["LIMITS", "OUTCOMES", "TIERS", "credited", "document", "imported", "judged", "tiers_of"]
+__all__ = ["LIMITS", "OUTCOMES", "TIERS", "credited", "document", "imported", "joined", "judged", "tiers_of"]
 
 OUTCOMES = ("pass", "mismatch", "crash", "unsupported", "timeout", "not run", "corpus bug")
 NOT_ATTEMPTED = OUTCOMES[-2:]
@@ -123,6 +123,61 @@ def imported(answers: Sequence[Mapping[str, Any]], chip: str, sizes: Memory | No
     if strangers:
         found["notes"]["unknown_programs"] = f"not in this manifest, and left out: {', '.join(strangers)}"
     return found
+
+
+def joined(parts: Sequence[Mapping[str, Any]], sizes: Memory | None = None) -> dict[str, Any]:
+    """The document of several: shards of a suite, or its modes, which different machines ran. The first that has a program counts.
+
+    Raises ValueError where they are not of one chip and manifest.
+    """
+    for field in ("chip", "manifest"):
+        if len({part[field] for part in parts}) > 1:
+            raise ValueError(
+                f"reports of different {field}s: {', '.join(sorted({str(part[field]) for part in parts}))}"
+            )
+    known: dict[tuple[str, str], dict[str, Any]] = {}
+    asked: set[tuple[str, str]] = set()
+    for part in parts:
+        for answer in _answers(part):
+            key = answer["program"], answer["mode"]
+            asked.add(key)
+            if (answer["outcome"], answer["error"]) != (_ABSENT["outcome"], _ABSENT["error"]):
+                known.setdefault(key, answer)
+    suite = max((part["suite"] for part in parts), key=manifest.SUITES.index)
+    modes = tuple(dict.fromkeys(mode for part in parts for mode in part["modes"]))
+    finished = [part["finished"] for part in parts]
+    run = Run(
+        0,
+        Plan(suite, modes, parts[0]["chip"], (1, 1), None, parts[0]["manifest"]),
+        min(part["started"] for part in parts),
+        max(finished) if all(finished) else None,
+        sum(part["seconds"] for part in parts),
+        _shared_environment([part["environment"] for part in parts]),
+    )
+    mutations = next((part["mutations"] for part in parts if part["mutations"]), None)
+    ordered = [(p, mode) for mode in modes for name, p in manifest.programs().items() if (name, mode) in asked]
+    names = ", ".join(f"run {part['run']} ({part['shard'][0]}/{part['shard'][1]})" for part in parts)
+    found = _document(run, known, ordered, mutations, sizes)
+    return found | {"notes": found["notes"] | {"joined": f"of {len(parts)} reports: {names}"}}
+
+
+def _shared_environment(given: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The first, without a commit where they have different ones."""
+    same = len({environment.get("commit") for environment in given}) == 1
+    return dict(given[0]) | ({} if same else {"commit": None}) | {"changed": any(e.get("changed") for e in given)}
+
+
+def _answers(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The answers that a document was made of, as far as it holds them."""
+    names = document["op_names"]
+    for result in document["results"]:
+        ops = result["ops"]
+        yield dict(result) | {
+            "outcome": result["status"],
+            "logit_error": result["max_rel_error"],
+            "ops": None if ops is None else {names[place]: count for place, count in ops},
+            "hardware": document["hardware"],
+        }
 
 
 _NOWHERE: Mapping[str, Any] = {"versions": {}, "machine": "unknown", "cpus": None, "commit": None, "changed": False}

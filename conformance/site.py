@@ -162,6 +162,7 @@ def _table(document: Document, programs: Sequence[dict[str, Any]]) -> dict[str, 
         "mutations": document.get("mutations"),
         "bounded": document.get("bounded"),
         "prediction": document.get("prediction"),
+        "device_bytes": document.get("device_bytes") or {},
         "without_float64": (document.get("noise") or {}).get("without_float64", {}),
         "not_run": document["not_run"],
         "tiers": TIER_NAMES,
@@ -244,7 +245,8 @@ def _cards(document: Document) -> list[tuple[str, str]]:
     distinct = document.get("predicted_distinct")
     if distinct:
         passed, of = distinct["passed"], distinct["attempted"]
-        cards.append((share(passed, of), f"predicted on the chip: {passed:,} of {of:,} distinct programs"))
+        where = ", each in every mode" if len(document["modes"]) > 1 else ""
+        cards.append((share(passed, of), f"predicted on the chip: {passed:,} of {of:,} distinct programs{where}"))
     passed = document["of_programs"].get("pass", 0)
     cards += [
         (share(passed, attempted), f"pass on the emulated device: {passed:,} of {attempted:,} programs"),

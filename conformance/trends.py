@@ -11,7 +11,7 @@ from emutpu.conformance.history import History, Run
 from emutpu.conformance.manifest import Model
 from emutpu.conformance.prediction import Memory
 
-__all__ = ["LETTERS", "added", "baseline_of", "between"]
+__all__ = ["LETTERS", "added", "against", "baseline_of", "between"]
 
 MOST = 40
 """Runs that a report looks back at."""
@@ -88,10 +88,19 @@ def added(
             {"program": program, "mode": mode, "outcomes": "".join(line)}
             for (program, mode), line in sorted(timelines.items())
         ],
-        "baseline": None if baseline is None else _against(history, document, baseline),
+        "baseline": None if baseline is None else _against(document, baseline, _after(history, document, baseline)),
     }
     notes = {name: note for name, note in document["notes"].items() if name != "trends"}
     return dict(document) | {"trends": found, "notes": notes}
+
+
+def against(document: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a run that no history here holds, with what changed since a baseline."""
+    return dict(document) | {"trends": {"runs": [], "timelines": [], "baseline": _against(document, baseline, [])}}
+
+
+def _after(history: History, document: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Point]:
+    return between(history, baseline["run"], document["run"], document["chip"]) if baseline["run"] else []
 
 
 def _told(
@@ -118,8 +127,7 @@ def _told(
     }
 
 
-def _against(history: History, document: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
-    points = between(history, baseline["run"], document["run"], document["chip"]) if baseline["run"] else []
+def _against(document: Mapping[str, Any], baseline: Mapping[str, Any], points: Sequence[Point]) -> dict[str, Any]:
     environment = baseline.get("environment") or {}
     return {
         "run": baseline["run"],

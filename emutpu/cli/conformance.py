@@ -199,12 +199,19 @@ def _run(folder: Path, history: History, number: int | None) -> Run:
 
 
 def _of_run(folder: Path, history: History, run: Run) -> dict[str, Any]:
-    from emutpu._report import header
     from emutpu.conformance.documents import document
     from emutpu.conformance.runner import mutations
 
     found = document(run, history.answers(run.id), mutations(folder), _sizes(folder, run.plan.chip))
-    return header("conformance", run.plan.chip) | found
+    return _headed(run.plan.chip, found)
+
+
+def _headed(chip: str, found: dict[str, Any]) -> dict[str, Any]:
+    """A document with what all start with, and with what a device of each of the modelled chips has."""
+    from emutpu._report import header
+    from emutpu.conformance.worker import CHIPS
+
+    return header("conformance", chip) | found | {"device_bytes": {name: device_memory(name) for name in CHIPS}}
 
 
 def _sizes(folder: Path, chip: str) -> Memory:
@@ -256,7 +263,6 @@ def _read(text: str) -> list[Any]:
 
 
 def _imported(name: str, answers: list[Any], chip: str, sizes: Memory) -> dict[str, Any]:
-    from emutpu._report import header
     from emutpu.conformance.documents import OUTCOMES, imported
 
     for number, answer in enumerate(answers, 1):
@@ -269,7 +275,7 @@ def _imported(name: str, answers: list[Any], chip: str, sizes: Memory) -> dict[s
             raise click.UsageError(
                 f"{name!r}, line {number}: {answer['outcome']!r} is none of the outcomes {', '.join(OUTCOMES)}"
             )
-    return header("conformance", chip) | imported(answers, chip, sizes)
+    return _headed(chip, imported(answers, chip, sizes))
 
 
 @command.command("mutate")
@@ -390,7 +396,7 @@ def _tell_change(entry: Mapping[str, Any], terminal: Console) -> None:
 
 
 @command.command("report")
-@click.argument("run", required=False)
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -405,16 +411,17 @@ def _tell_change(entry: Mapping[str, Any], terminal: Console) -> None:
 )
 @_results
 @json_option("Write the report as JSON too; '-' is standard output.")
-def report_command(run: str | None, out: Path, baseline: str | None, folder: Path, json_path: str | None) -> None:
-    """Make a static site of a run: the number of one, its JSON report, or by default the latest."""
+def report_command(runs: tuple[str, ...], out: Path, baseline: str | None, folder: Path, json_path: str | None) -> None:
+    """Make a static site of a run: the number of one, its JSON report, or by default the latest.
+
+    Several are joined: the shards of a suite, or its modes, that different machines ran.
+    """
     from emutpu.conformance.site import write
 
-    if run is None or run.isdecimal():
-        document = _with_trends(folder, None if run is None else int(run), baseline)
-    elif baseline is not None:
-        raise click.UsageError("--baseline needs a run of the history: give its number")
+    if len(runs) <= 1 and (not runs or runs[0].isdecimal()):
+        document = _with_trends(folder, int(runs[0]) if runs else None, baseline)
     else:
-        document = _given(folder, run, "v5e")
+        document = _from_files(folder, runs, baseline)
     try:
         files = write(document, out)
     except OSError as error:
@@ -422,6 +429,24 @@ def report_command(run: str | None, out: Path, baseline: str | None, folder: Pat
     console(stderr=json_path == "-").print(f"{files:,} files: {out / 'index.html'}")
     if json_path is not None:
         write_json(document, json_path)
+
+
+def _from_files(folder: Path, runs: tuple[str, ...], baseline: str | None) -> dict[str, Any]:
+    """The document of one file, or of several runs and files together."""
+    from emutpu.conformance.documents import joined
+    from emutpu.conformance.trends import against
+
+    parts = [_given(folder, run, "v5e") for run in runs]
+    document = parts[0]
+    if len(parts) > 1:
+        bare = [run for run, part in zip(runs, parts, strict=True) if "results" not in part]
+        if bare:
+            raise click.UsageError(f"{', '.join(bare)} has rows alone, without the results that reports are joined by")
+        try:
+            document = _headed(document["chip"], joined(parts, _sizes(folder, document["chip"])))
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+    return document if baseline is None else against(document, _given(folder, baseline, document["chip"]))
 
 
 def _with_trends(folder: Path, number: int | None, baseline: str | None) -> dict[str, Any]:

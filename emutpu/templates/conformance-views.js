@@ -186,13 +186,16 @@ function modelled(told) {
   const chips = [...new Set(told.flatMap((more) => Object.keys(more?.modelled ?? {})))];
   if (!chips.length) return null;
   const modes = data.modes.map((_, mode) => mode).filter((mode) => told[mode]?.modelled);
+  const whole = told.find((more) => more?.full_size_bytes)?.full_size_bytes;
+  const fit = (chip) => (data.device_bytes[chip] && whole ? make("span", {class: whole > data.device_bytes[chip] ? "bad" : null}, `${gibibytes(whole)} of ${gibibytes(data.device_bytes[chip])}`)
+    : data.device_bytes[chip] ? `? of ${gibibytes(data.device_bytes[chip])}` : "");
   const cell = (cost) => (cost?.bound ? [make("td", {class: "n", title: `${cost.launches} launches, ${cost.unmodelled} without a cost`}, scaled(cost.seconds, "s"), make("span", {class: "soft"}, ` ±${Math.round(100 * cost.error_bar)} %`)),
     make("td", {class: "n"}, scaled(cost.hbm_bytes, "B")), make("td", {}, cost.bound)] : [make("td", {class: "n"}, "-"), make("td"), make("td")]);
   return make("div", {}, make("h3", {}, "Modelled device time by chip"), make("div", {class: "scroll"}, make("table", {class: "narrow"},
-    make("thead", {}, make("tr", {}, make("th"), ...modes.map((mode) => make("th", {class: "mode", colspan: 3}, data.modes[mode]))),
-      make("tr", {}, make("th", {}, "chip"), ...modes.flatMap(() => [make("th", {class: "n"}, "busy"), make("th", {class: "n"}, "HBM traffic"), make("th", {}, "bound by")]))),
-    make("tbody", {}, ...chips.map((chip) => make("tr", {}, make("th", {scope: "row"}, chip), ...modes.flatMap((mode) => cell(told[mode].modelled[chip]))))))),
-    make("p", {class: "soft"}, "Of the small program with its training step and checks, by the cost model: nothing is measured on a chip."));
+    make("thead", {}, make("tr", {}, make("th"), make("th"), ...modes.map((mode) => make("th", {class: "mode", colspan: 3}, data.modes[mode]))),
+      make("tr", {}, make("th", {}, "chip"), make("th", {class: "n"}, "full size in HBM"), ...modes.flatMap(() => [make("th", {class: "n"}, "busy"), make("th", {class: "n"}, "HBM traffic"), make("th", {}, "bound by")]))),
+    make("tbody", {}, ...chips.map((chip) => make("tr", {}, make("th", {scope: "row"}, chip), make("td", {class: "n"}, fit(chip)), ...modes.flatMap((mode) => cell(told[mode].modelled[chip]))))))),
+    make("p", {class: "soft"}, "Time and traffic are those of the small program with its training step and checks; full size is the library's configuration, forward at batch 1. All by the model: nothing is measured on a chip."));
 }
 function history_(program) {
   if (data.runs.length < 2) return null;

@@ -90,6 +90,17 @@ def test_compare_with_a_chip(emutpu: Command, valid: Valid, tmp_path: Path) -> N
     assert reported.returncode == 0, reported.stderr
     assert "TPU v5 lite, hardware" in (tmp_path / "site" / "index.html").read_text()
 
+    parts = ("emulated.jsonl", "more.jsonl")
+    (tmp_path / "more.jsonl").write_text(json.dumps(lines[0] | {"mode": "defer", "outcome": "crash"}) + "\n")
+    together = emutpu(
+        "conformance", "report", *parts, "--baseline", "emulated.jsonl", "--out", "site", "--json", "all.json"
+    )
+    assert together.returncode == 0, together.stderr
+    document = valid((tmp_path / "all.json").read_text(), "conformance")
+    assert document["of_programs"] == {"crash": 1, "pass": 2}
+    assert document["trends"]["baseline"]["worse"] == []
+    assert document["device_bytes"]["v5e"] == 16 * 2**30
+
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
@@ -101,13 +112,16 @@ def test_compare_with_a_chip(emutpu: Command, valid: Valid, tmp_path: Path) -> N
         (("compare", "a.json", "b.json"), "cannot be read"),
         (("compare", "bad.jsonl", "bad.jsonl"), "see its line 2"),
         (("compare", "odd.jsonl", "odd.jsonl"), "none of the outcomes"),
-        (("report", "bad.jsonl", "--baseline", "1"), "--baseline needs a run of the history"),
+        (("report", "good.jsonl", "--baseline", "1"), "holds no runs"),
+        (("report", "good.jsonl", "bare.json"), "rows alone"),
     ],
 )
 def test_wrong_usage(emutpu: Command, arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
     """Two lines and exit code 2, never a traceback."""
     good = {"program": "timm/resnet18", "mode": "strict", "outcome": "pass"}
     (tmp_path / "bad.jsonl").write_text(json.dumps(good) + '\n{"program": "timm/resnet18"}\n')
+    (tmp_path / "good.jsonl").write_text(json.dumps(good) + "\n")
+    (tmp_path / "bare.json").write_text(json.dumps({"schema": "emutpu.conformance/1", "models": []}))
     (tmp_path / "odd.jsonl").write_text(json.dumps(good | {"outcome": "fine"}) + "\n")
     result = emutpu("conformance", *arguments)
     assert result.returncode == 2

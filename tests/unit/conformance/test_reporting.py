@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 import jsonschema
 import pytest
 
+from emutpu._report import header
 from emutpu.conformance import documents, gates, manifest, summaries
 from tests.support.conformance_runs import BERT, LLAMA, RESNET, SIZES, SPECIAL, SWIN, answer_of, document_of
 from tools.layout import ROOT
@@ -127,6 +128,27 @@ def test_answers_from_elsewhere():
     assert known[RESNET, "defer"] == "crash"
     assert set(known) == {(BERT, "strict"), (RESNET, "defer")}
     assert "timm/none" in document["notes"]["unknown_programs"]
+
+
+def test_reports_of_parts_are_joined():
+    """Modes, and programs that another machine ran, come together to what one run of all would have told."""
+    parts = [
+        document_of(SPECIAL, (SWIN,), ("strict",), SIZES),
+        document_of(SPECIAL, (LLAMA, BERT), ("strict",), SIZES),
+        document_of(SPECIAL, (), ("defer",), SIZES),
+    ]
+    found = header("conformance", "v5e") | documents.joined(parts, SIZES)
+    valid(found)
+    whole = document_of(SPECIAL, (), ("strict", "defer"), SIZES)
+    told_of_the_run = {"run", "notes", "started", "finished", "seconds", "op_names", "results"}
+    for field in set(whole) - told_of_the_run:
+        assert found[field] == whole[field], field
+    assert [(r["program"], r["mode"], r["status"]) for r in found["results"]] == [
+        (r["program"], r["mode"], r["status"]) for r in whole["results"]
+    ]
+    assert "3 reports" in found["notes"]["joined"]
+    with pytest.raises(ValueError, match="different chips: v5e, v6e"):
+        documents.joined([parts[0], parts[1] | {"chip": "v6e"}])
 
 
 @pytest.mark.parametrize(

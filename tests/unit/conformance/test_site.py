@@ -26,7 +26,9 @@ def document(tmp_path_factory):
         numbers = add_run(history, {}, "a" * 40), add_run(history, SPECIAL, "b" * 40, left_out=(SWIN,))
         runs = {run.id: run for run in history.runs()}
         before, now = (
-            header("conformance", "v5e") | documents.document(runs[n], history.answers(n), MUTATIONS, SIZES)
+            header("conformance", "v5e")
+            | documents.document(runs[n], history.answers(n), MUTATIONS, SIZES)
+            | {"device_bytes": {"v5e": 8 * 2**30, "v7": 96 * 2**30}}
             for n in numbers
         )
         return trends.added(now, runs[numbers[1]], history, before, SIZES)
@@ -197,8 +199,8 @@ def test_a_programs_page(view):
     assert "Error in strict relative error </script> of the logits 0.2 and a second line" in shown
     assert "model.py:3 forward: return x" in shown
     assert f"Models that are this program ({sum(m.program == LLAMA for m in manifest.models())})" in shown
-    assert "v5e 2.00 ms ±50 % 3.00 MB hbm" in shown
-    assert "v7 500 µs" in shown
+    assert "v5e 14 GiB of 8 GiB 2.00 ms ±50 % 3.00 MB hbm" in shown
+    assert "v7 14 GiB of 96 GiB 500 µs" in shown
     assert "4: 4 .cpu()" in shown
     assert "2 MiB" in shown
     assert "run 2 bbbbbbbbbb mismatch run 1 aaaaaaaaaa pass" in shown
