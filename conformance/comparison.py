@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from emutpu.conformance import commits
+from emutpu.conformance.documents import NOT_REACHED
 
 __all__ = ["Point", "changes", "compared"]
 
@@ -127,10 +128,15 @@ def _first_bad(key: Key, points: Sequence[Point]) -> dict[str, Any] | None:
 
 
 def _by_program(given: Document) -> dict[Key, Mapping[str, Any]]:
-    """One entry a program and mode; it is predicted to pass on the chip when one of its rows is."""
+    """One entry a program and mode; it is predicted to pass on the chip when one of its rows is.
+
+    What a run that goes on still has not come to is no entry.
+    """
     found: dict[Key, Mapping[str, Any]] = {}
     for entry in given["models"]:
         key = entry["program"], entry["mode"]
+        if given["finished"] is None and entry["status"] == "not run" and entry["error"] == NOT_REACHED:
+            continue
         if key not in found or (entry["predicted_on_chip"] and not found[key]["predicted_on_chip"]):
             found[key] = entry
     return found

@@ -26,7 +26,8 @@ LIMITS = {
 }
 """What tiers 2 and 3 allow, by the field that is judged."""
 
-_ABSENT: Mapping[str, Any] = {"outcome": "not run", "error": "the run did not come to it"}
+NOT_REACHED = "the run did not come to it"
+_ABSENT: Mapping[str, Any] = {"outcome": "not run", "error": NOT_REACHED}
 _PROGRAM = ("fingerprint", "op", "error", "seconds", "gradient_error", "tokens_equal", "compiles", "fallbacks")
 _OF_A_MODEL = (
     "max_rel_error",

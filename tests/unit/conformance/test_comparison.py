@@ -27,6 +27,14 @@ def test_changes():
     assert len(changes(document_of(SPECIAL), document_of({}))["better"]) == 3
 
 
+def test_a_run_that_goes_on_lost_nothing():
+    """What it has not come to is no regression; it is told to be in the other run alone."""
+    partial = document_of({}, left_out=(BERT,)) | {"finished": None}
+    found = compared(document_of({}), partial)
+    assert found["worse"] == []
+    assert found["only_before"] == [f"{BERT} strict"]
+
+
 def test_a_prediction_that_is_lost_is_worse():
     """A program that still passes here, by an op that TorchTPU has no kernel of, is a regression of the headline."""
     found = changes(document_of({}), document_of({BERT: SPECIAL[BERT]}))
