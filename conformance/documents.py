@@ -59,6 +59,7 @@ def document(
         "tier3": tiers.default_precision(known.values(), rows),
         "bounded": tiers.bounded(known.values(), rows),
         "noise": tiers.noise(known.values()),
+        "perplexity": tiers.perplexity(known.values()),
         "of_programs": _of_programs(known.values()),
         "not_run": _reasons(entries, "not run"),
         "corpus_bugs": sorted({entry["program"] for entry in entries if entry["status"] == "corpus bug"}),
