@@ -217,6 +217,7 @@ def _variables(plan: Plan, folder: Path) -> dict[str, str]:
     }
     defaults = {
         "EMUTPU_BEYOND": "1",
+        "EMUTPU_HOST_COMPILE": "quick",  # a program launches most of its modules once or twice
         "TORCH_TPU_TIER2_COMPILATION_CACHE": "disabled",
         "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT": str((folder / "cache").resolve()),
     }
