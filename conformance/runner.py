@@ -213,6 +213,7 @@ def _variables(plan: Plan, folder: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",
+        "CONFORMANCE_FOLDER": str(folder.resolve()),
     }
     defaults = {
         "EMUTPU_BEYOND": "1",
