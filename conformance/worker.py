@@ -45,12 +45,14 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
     import torch
 
     from emutpu._report import costs_on, launches, this_process
-    from emutpu.conformance import bounded, mutation, tiers
+    from emutpu.conformance import bounded, estimates, full_size, mutation, tiers
     from emutpu.conformance.gates import examine
     from emutpu.conformance.manifest import programs
 
     if mode == mutation.MODE:
         return mutation.answer(programs()[name]) | {"resident_bytes": _resident()}
+    if mode == estimates.MODE:
+        return full_size.answer(programs()[name], _peak) | {"resident_bytes": _resident()}
     tpu: Any = torch.get_device_module("tpu")
     tpu.eager_mode = tpu.EagerMode.DEFER_AND_FUSE if mode == "defer" else tpu.EagerMode.DEFER_NEVER
     torch.accelerator.reset_peak_memory_stats()
@@ -87,6 +89,15 @@ def _executables(document: dict[str, Any]) -> int:
     compiles = document["compiles"]
     nearest = compiles["by_tier"].get("1", {"hits": 0})
     return int(compiles["requests"] - nearest["hits"])
+
+
+def _peak() -> int:
+    """Bytes of device memory that were alive at most since the last call."""
+    import torch
+
+    found = torch.accelerator.max_memory_allocated()
+    torch.accelerator.reset_peak_memory_stats()
+    return found
 
 
 def _fallback_lines(document: dict[str, Any]) -> collections.Counter[tuple[str, str]]:

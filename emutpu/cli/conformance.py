@@ -14,6 +14,7 @@ import click
 from emutpu import _settings
 from emutpu.cli._exit import EmulatorExit, EmulatorFailure
 from emutpu.cli._output import console, json_option, write_json
+from emutpu.cli._predict import device_memory, predict_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -201,6 +202,7 @@ def _document(folder: Path, number: int | None) -> dict[str, Any]:
     """The document of a run, or of the latest. Raises UsageError where there is none."""
     from emutpu._report import header
     from emutpu.conformance.documents import document
+    from emutpu.conformance.estimates import memory
     from emutpu.conformance.history import History
     from emutpu.conformance.runner import DATABASE, mutations
 
@@ -210,7 +212,8 @@ def _document(folder: Path, number: int | None) -> dict[str, Any]:
         runs = [run for run in history.runs() if number is None or run.id == number]
         if not runs:
             raise click.UsageError(f"{folder} has no run {number}")
-        found = document(runs[0], history.answers(runs[0].id), mutations(folder))
+        sizes = memory(folder, device_memory(runs[0].plan.chip))
+        found = document(runs[0], history.answers(runs[0].id), mutations(folder), sizes)
         return header("conformance", runs[0].plan.chip) | found
 
 
@@ -286,6 +289,9 @@ def mutate_command(suite: str, only: str | None, jobs: int, folder: Path, json_p
     if json_path is not None:
         write_json(header("conformance-mutations", _settings.settings().chip) | found, json_path)
     return 0 if found["injected"] and found["caught"] >= _CAUGHT * found["injected"] else 1
+
+
+command.add_command(predict_command)
 
 
 @command.command("compare")
