@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["COMMAND", "Limits", "Task", "work_off"]
+__all__ = ["COMMAND", "Answer", "Finished", "Limits", "Seat", "Task", "failure", "work_off"]
 
 Answer = dict[str, Any]
+Finished = Callable[[Answer], None]
 COMMAND = [sys.executable, "-X", "faulthandler", "-m", "emutpu.conformance.worker"]
-_PROGRAMS_A_WORKER = 60
 _PATIENCE = 10  # seconds on the clock for each of processor time
 _TICK = 0.5  # seconds between looks at a worker's memory
 _TAIL = 1500  # characters of a dead worker's last words
@@ -42,10 +42,12 @@ class Limits:
     """Of one program: ``seconds`` of processor time, and ``memory`` in bytes that its process may occupy.
 
     On the clock it has ten times as long: a busy machine is no finding, a program that waits for ever is one.
+    ``programs`` is how many a process is asked before another takes its place.
     """
 
     seconds: float
     memory: int
+    programs: int = 60
 
 
 class _Worker:
@@ -78,11 +80,11 @@ class _Worker:
             line = self._line(started + _PATIENCE * self._limits.seconds, _worked(self._process.pid))
         except _Ended as ended:
             self.close()
-            return _failure(task, ended.outcome, str(ended), time.monotonic() - started), False
+            return failure(task, ended.outcome, str(ended), time.monotonic() - started), False
         except BrokenPipeError:
-            return _failure(task, "crash", self._last_words(), time.monotonic() - started), False
+            return failure(task, "crash", self._last_words(), time.monotonic() - started), False
         if not line.endswith(b"\n"):
-            return _failure(task, "crash", self._last_words(), time.monotonic() - started), False
+            return failure(task, "crash", self._last_words(), time.monotonic() - started), False
         answer: Answer = json.loads(line)
         self.resident = answer.pop("resident_bytes")
         return answer, True
@@ -123,7 +125,31 @@ class _Worker:
     @property
     def spent(self) -> bool:
         """Whether the next program should have a fresh process."""
-        return self.asked >= _PROGRAMS_A_WORKER or self.resident > self._limits.memory // 2
+        return self.asked >= self._limits.programs or self.resident > self._limits.memory // 2
+
+
+class Seat:
+    """One process at a time, started when it is needed; another takes its place when it has ended, or is spent."""
+
+    def __init__(self, environment: Mapping[str, str], limits: Limits) -> None:
+        self._environment, self._limits = environment, limits
+        self._worker: _Worker | None = None
+
+    def answer(self, task: Task) -> Answer:
+        """Of a process that may have to start first. Whatever becomes of that process is the answer too."""
+        worker = self._worker
+        if worker is None:
+            worker = self._worker = _Worker(self._environment, self._limits)
+        found, alive = worker.ask(task)
+        if not alive or worker.spent:
+            self.close()
+        return found
+
+    def close(self) -> None:
+        """End the process, if there is one. May be called from another thread while :meth:`answer` waits."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
 
 
 class _Ended(Exception):
@@ -150,7 +176,8 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def _failure(task: Task, outcome: str, error: str, seconds: float) -> Answer:
+def failure(task: Task, outcome: str, error: str, seconds: float) -> Answer:
+    """The answer of a program that its process did not live to give."""
     return {
         "program": task.program,
         "mode": task.mode,
@@ -169,7 +196,7 @@ def work_off(
     jobs: int,
     environment: Mapping[str, str],
     limits: Limits,
-    finished: Callable[[Answer], None],
+    finished: Finished,
 ) -> None:
     """Run every task in one of ``jobs`` processes. ``finished`` gets each answer as it comes, one at a time.
 
@@ -200,7 +227,7 @@ class _Crew:
         tasks: Iterable[Task],
         environment: Mapping[str, str],
         limits: Limits,
-        finished: Callable[[Answer], None],
+        finished: Finished,
     ) -> None:
         self.failures: list[BaseException] = []
         self._waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
@@ -208,41 +235,31 @@ class _Crew:
             self._waiting.put(task)
         self._environment, self._limits, self._finished = environment, limits, finished
         self._lock = threading.Lock()
-        self._workers: set[_Worker] = set()
+        self._seats: list[Seat] = []
         self._stopped = False
 
     def stop(self) -> None:
         """Take no more tasks, and end what runs."""
         self._stopped = True
-        for worker in list(self._workers):
-            worker.close()
+        for seat in list(self._seats):
+            seat.close()
 
     def serve(self) -> None:
         """Take tasks until there are none."""
-        worker: _Worker | None = None
+        seat = Seat(self._environment, self._limits)
+        self._seats.append(seat)
         try:
             while not self.failures and not self._stopped:
                 try:
                     task = self._waiting.get_nowait()
                 except queue.Empty:
                     return
-                if worker is None:
-                    worker = _Worker(self._environment, self._limits)
-                    self._workers.add(worker)
-                answer, alive = worker.ask(task)
+                answer = seat.answer(task)
                 with self._lock:
                     if not self._stopped:
                         self._finished(answer)
-                if not alive or worker.spent:
-                    self._retire(worker)
-                    worker = None
         except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
             if not self._stopped:
                 self.failures.append(error)
         finally:
-            if worker is not None:
-                self._retire(worker)
-
-    def _retire(self, worker: _Worker) -> None:
-        self._workers.discard(worker)
-        worker.close()
+            seat.close()

@@ -31,6 +31,8 @@ _FOLDER = "reports/conformance"
 _SHOWN = 20
 _GIB = 2**30
 _CAUGHT = 0.97
+_SMALL_MEMORY = 3 * _GIB
+_SMALL_PROGRAMS = 20
 
 
 def _shard(context: click.Context, parameter: click.Parameter, given: str) -> tuple[int, int]:
@@ -120,6 +122,18 @@ def list_command(suite: str, only: str | None, json_path: str | None) -> None:
     "--timeout", type=click.FloatRange(1), default=300, show_default=True, help="Processor seconds for one program."
 )
 @click.option("--memory", type=click.FloatRange(1), default=6, show_default=True, help="GiB for one worker process.")
+@click.option(
+    "--small-runner",
+    is_flag=True,
+    help="For machines of 7 GB: one worker of at most 3 GiB, a fresh one every 20 programs.",
+)
+@click.option(
+    "--executor",
+    type=click.Choice(("local", "ray")),
+    default="local",
+    show_default=True,
+    help="Processes of this machine, or of a Ray cluster (pip install 'emutpu[ray]'; RAY_ADDRESS names one).",
+)
 @_results
 @json_option("Write the report as JSON; '-' is standard output.")
 def run_command(
@@ -132,6 +146,8 @@ def run_command(
     resume: bool,
     timeout: float,
     memory: float,
+    small_runner: bool,
+    executor: str,
     folder: Path,
     json_path: str | None,
 ) -> int:
@@ -141,6 +157,7 @@ def run_command(
     too. Exits with 1 unless every program that was attempted passed.
     """
     from emutpu.conformance import runner
+    from emutpu.conformance.farm import NoRay
     from emutpu.conformance.pool import Limits
 
     chip = chip or _settings.settings().chip
@@ -148,15 +165,23 @@ def run_command(
         raise click.UsageError("EMUTPU_CHIP=none is a host without a TPU: there is no device to look at")
     if not runner.selected(suite, shard, only):
         raise click.UsageError("no program of the suite is in this shard and matches --only")
+    if small_runner:
+        jobs, limits = 1, Limits(timeout, _SMALL_MEMORY, _SMALL_PROGRAMS)
+    else:
+        limits = Limits(timeout, int(memory * _GIB))
     terminal = console(stderr=json_path == "-")
-    number = runner.run(
-        runner.plan_of(suite, modes, chip, shard, only),
-        folder,
-        jobs=jobs,
-        limits=Limits(timeout, int(memory * _GIB)),
-        resume=resume,
-        progress=lambda state: _tell(state, terminal),
-    )
+    try:
+        number = runner.run(
+            runner.plan_of(suite, modes, chip, shard, only),
+            folder,
+            jobs=jobs,
+            limits=limits,
+            resume=resume,
+            progress=lambda state: _tell(state, terminal),
+            executor=executor,
+        )
+    except NoRay as error:
+        raise click.UsageError(str(error)) from error
     document = _document(folder, number)
     _print(document, terminal)
     if json_path is not None:

@@ -137,6 +137,7 @@ async function programPage(name, model) {
   const table_ = facts([
     ["outcome", program.cells.map(outcome)],
     ["ended in", cells((_, more) => more.stage)],
+    ["ran as", cells((_, more) => more.same_as && link(`program/${more.same_as}`, more.same_as))],
     ...TIERS.map((tier) => [data.tiers[tier], verdict(tier)]),
     ["in the way on the chip", cells((_, more) => more.prediction_limits?.join("; "))],
     ["memory at full size", cells((_, more) => more.full_size_bytes && `${gibibytes(more.full_size_bytes)} of the ${more.full_size}${data.prediction?.device_bytes ? `; a device has ${gibibytes(data.prediction.device_bytes)}` : ""}`)],
@@ -148,6 +149,7 @@ async function programPage(name, model) {
     ["the CPU's own distance from float64", cells((cell) => [cell.numbers[at.logit_noise], cell.numbers[at.gradient_noise]].filter((value) => value !== null).map(small).join(", gradients "))],
     ["relative error at default precision", limited("default_error")],
     ["what default precision says", cells((_, more) => more.tier3_error)],
+    ["perplexity", cells((_, more) => more.cpu_perplexity && `${more.cpu_perplexity.toFixed(3)} on the CPU, ${more.perplexity?.toFixed(3) ?? "-"} here` + (more.default_perplexity ? `, ${more.default_perplexity.toFixed(3)} at default precision` : ""))],
     ["same tokens", cells((_, more) => tri(more.tokens_equal))],
     ["trained a step", cells((_, more) => tri(more.trained))],
     ["judged against float64", cells((_, more) => more.ill_conditioned?.join(", "))],
@@ -300,6 +302,10 @@ function gatesPage() {
   make("div", {class: "columns"}, ...[["Error of the answer", "max_rel_error", "logit_noise"], ["Error of the gradients", "gradient_error", "gradient_noise"]].map(([title, field, noise]) =>
     distribution(title, [{name: "device against CPU", values: all(field)}, {name: "CPU against float64", values: all(noise)}].filter((series) => series.values.length), data.limits[field])))];
   for (const [reason, count] of Object.entries(data.without_float64)) parts.push(make("p", {class: "soft"}, `Without float64, ${number(count)}: ${reason}`));
+  if (data.perplexity.length) parts.push(make("h2", {}, "Perplexity of trained models"), make("div", {class: "scroll"}, make("table", {class: "narrow"},
+    make("thead", {}, make("tr", {}, ...["program", "mode", "CPU", "device", "default precision"].map((name, place) => make("th", {class: place > 1 ? "n" : null}, name)))),
+    make("tbody", {}, ...data.perplexity.map(({program, mode, cpu, device, default: at_default}) => make("tr", {}, make("td", {}, link(`program/${program}`, program)), make("td", {}, mode),
+      ...[cpu, device, at_default].map((value) => make("td", {class: "n"}, value?.toFixed(4) ?? "-"))))))));
   if (data.bounded) parts.push(make("h2", {}, "Bounded lengths"), make("p", {}, make("b", {}, share(data.bounded.passed.rows, data.bounded.attempted.rows)),
     ` of ${number(data.bounded.attempted.rows)} rows and ${share(data.bounded.passed.programs, data.bounded.attempted.programs)} of ${number(data.bounded.attempted.programs)} programs of causal language models, compiled for several lengths at once. Executables a program: `,
     Object.entries(data.bounded.executables).map(([count, some]) => `${count} in ${number(some)}`).join(", "), "."));

@@ -221,6 +221,8 @@ def test_a_programs_page(view):
         ("/changes", "predicted to fail on the chip"),
         ("/trends", "Runs of this suite"),
         ("/gates", "6 of 7 85.7 %"),
+        ("/gates", f"{BERT} strict 12.5000 12.5004 -"),
+        (f"/program/{BERT}", "12.500 on the CPU, 12.500 here"),
         ("/program/none", "No program is called none"),
     ],
 )
