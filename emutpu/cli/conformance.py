@@ -29,6 +29,7 @@ __all__ = ["command"]
 _SCHEMA = "emutpu.conformance/1"
 _FOLDER = "reports/conformance"
 _SHOWN = 20
+_COMMITS = 3
 _GIB = 2**30
 _CAUGHT = 0.97
 _SMALL_MEMORY = 3 * _GIB
@@ -406,15 +407,16 @@ def _between(folder: Path, before: str, after: str, old: Mapping[str, Any], new:
 def _tell_change(entry: Mapping[str, Any], terminal: Console) -> None:
     what = "" if entry["what"] == "status" else f" ({entry['what']})"
     terminal.print(
-        f"  {entry['program']} {entry['mode']}: {entry['before']} -> {entry['after']}{what}: {entry['error']}",
+        f"  {entry['program']} {entry['mode']}: {entry['before']} -> {entry['after']}{what}: "
+        f"{(entry['error'] or '').partition(chr(10))[0][:200]}",
         markup=False,
     )
     bad = entry["first_bad"]
     if bad is not None and bad["commit"] is not None:
         listed = bad["commits"]
         last = (bad["last_good"]["commit"] or "unknown")[:10]
-        after = "" if listed is None else f": {'; '.join(c['commit'][:10] + ' ' + c['subject'] for c in listed[:5])}"
-        more = f"; and {len(listed) - 5} more" if listed and len(listed) > 5 else ""
+        after = "" if not listed else f": {'; '.join(c['commit'][:10] + ' ' + c['subject'] for c in listed[:_COMMITS])}"
+        more = f"; and {len(listed) - _COMMITS} before" if listed and len(listed) > _COMMITS else ""
         terminal.print(
             f"    first bad in run {bad['run']} at {bad['commit'][:10]}, good at {last}{after}{more}", markup=False
         )

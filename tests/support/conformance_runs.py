@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+from emutpu import _facts
 from emutpu._report import header
 from emutpu.conformance import documents, manifest, runner
 from emutpu.conformance.history import History, Run
@@ -58,6 +59,27 @@ def answers_of(
     """Of every program of smoke that is not left out."""
     names = [program.name for program in manifest.select("smoke") if program.name not in left_out]
     return [answer_of(name, mode, **special.get(name, {})) for mode in modes for name in names]
+
+
+def whole_document() -> dict[str, Any]:
+    """The document of every program of the manifest, its answers as long as real ones: errors, ops, costs."""
+    modes = ("strict",)
+    plan = runner.plan_of("full", modes, "v5e", (1, 1), None)
+    made = Run(1, plan, "2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00", 12.0, runner.environment())
+    ops = sorted(_facts.histogram("model_op_histogram_train.json"))
+    answers = []
+    for name in manifest.programs():
+        seed = zlib.crc32(name.encode())
+        mine = {ops[(seed + step * step * 7) % len(ops)]: 1 + (seed >> step) % 90 for step in range(45)}
+        failed = {
+            "outcome": "crash",
+            "error": f"RuntimeError: {seed}",
+            "traceback": [f"{name}.py:{n} f: x" for n in range(6)],
+        }
+        for mode in modes:
+            answers.append(answer_of(name, mode, ops=mine, **(failed if seed % 20 == 0 else {})))
+            answers[-1]["modelled"] = {c: COST | {"seconds": seed / 1e14} for c in ("v5e", "v5p", "v6e", "v7")}
+    return header("conformance", "v5e") | documents.document(made, answers)
 
 
 def document_of(

@@ -14,7 +14,7 @@ from emutpu._report import header
 from emutpu.conformance import documents, manifest, site, trends
 from emutpu.conformance.history import History
 from tests.support.browser import Browser
-from tests.support.conformance_runs import BERT, LLAMA, SIZES, SPECIAL, SWIN, add_run, document_of
+from tests.support.conformance_runs import BERT, LLAMA, SIZES, SPECIAL, SWIN, add_run, document_of, whole_document
 
 NAMESPACE = "http://www.w3.org/2000/svg"  # a name, not an address
 
@@ -236,6 +236,27 @@ def test_a_missing_shard_is_said(browser, built, tmp_path):
     (tmp_path / "index.html").write_bytes((built / "index.html").read_bytes())
     browser.open(tmp_path / "index.html", f"/program/{LLAMA}")
     assert "data/0.js does not lie beside this page" in browser.text()
+
+
+def test_the_full_suite_stays_small_and_quick(browser, tmp_path):
+    """7,000 rows: the size of the files, and that no view waits for more than what is in sight."""
+    document = whole_document()
+    assert document["rows"] > 7_000
+    site.write(document, tmp_path)
+    assert (tmp_path / "index.html").stat().st_size < 1_500_000
+    assert sum(path.stat().st_size for path in (tmp_path / "data").iterdir()) < 2_500_000
+    browser.open(tmp_path / "index.html", "/programs?by=models")
+    assert "of 7," in browser.text()
+    typed = browser.evaluate(
+        "(() => { const search = document.querySelector('input[type=search]'), started = performance.now();"
+        "search.value = 'llama'; search.dispatchEvent(new Event('input')); return performance.now() - started; })()"
+    )
+    assert typed < 1000  # 13 ms where nothing else runs
+    assert browser.evaluate("document.querySelectorAll('*').length") < 6000
+    last = list(manifest.programs())[-1]
+    browser.open(tmp_path / "index.html", f"/program/{last}")
+    assert f"{last.partition('/')[0]} / " in browser.text()
+    assert "Modelled device time" in browser.text()
 
 
 def test_a_report_of_rows_alone(browser, tmp_path):
