@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -60,10 +61,9 @@ def check() -> None:
 def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing here reports to anybody
     try:
-        import ray
+        return importlib.import_module("ray")
     except ImportError as error:
         raise NoRay(f"--executor ray needs Ray ({error}): pip install 'emutpu[ray]'") from error
-    return ray
 
 
 @dataclasses.dataclass(slots=True)

@@ -13,7 +13,6 @@ from emutpu.conformance.history import History
 from emutpu.conformance.pool import Limits, Task
 from tests.unit.conformance.test_running import STAND_IN
 
-ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
 PLENTY = Limits(60, 2**31)
 
 
@@ -23,12 +22,12 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(pool, "COMMAND", [sys.executable, "-c", STAND_IN.replace("os.getpid()", "os.getppid()")])
 
 
-@pytest.fixture
-def cluster(monkeypatch):
+@pytest.fixture(scope="module")
+def cluster():
     """Two nodes of one processor."""
+    ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1)
     ray.init(address=made.address, log_to_driver=False)
@@ -74,7 +73,8 @@ def test_a_run_on_two_nodes(cluster, tmp_path):
 
 def test_a_lost_node_is_no_finding(cluster):
     """A node that goes away in the middle: its task is given to another node."""
-    lost = next(iter(cluster.worker_nodes))
+    lost = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
     threading.Timer(2.0, lambda: cluster.remove_node(lost)).start()
     started = time.monotonic()
     found = answers_of([f"p{n}" for n in range(30)])

@@ -172,7 +172,7 @@ def test_a_run_is_in_the_history(tmp_path):
         runs = history.runs()
         assert [entry.id for entry in runs] == [2, 1]
         assert all(entry.finished for entry in runs)
-        one, two = ([a | {"worker": 0} for a in history.answers(entry.id)] for entry in runs)
+        one, two = ([a | {"worker": 0, "processor_seconds": 0} for a in history.answers(entry.id)] for entry in runs)
     assert one == two
     lines = (tmp_path / "run-1.jsonl").read_text().splitlines()
     assert len(lines) == 40
