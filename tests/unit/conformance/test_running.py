@@ -89,6 +89,7 @@ def test_limits(monkeypatch):
     sleeps = answers_of(["sleeps"])["sleeps"]
     assert sleeps["outcome"] == "timeout"
     assert "no answer" in sleeps["error"]
+    monkeypatch.setattr(pool, "_PATIENCE", 10)  # a busy machine is slow to start a process
     large = answers_of(["grows"], Limits(60, 200 * 2**20))["grows"]
     assert large["outcome"] == "crash"
     assert "occupied more than" in large["error"]
