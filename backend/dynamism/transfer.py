@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,22 +19,17 @@ from emutpu.backend.pjrt import PjrtError
 from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import cell_of, contiguous_strides, physical_dims, span, tensor_over, wrap
 
-__all__ = ["ORIGIN", "At", "cut", "kept", "padded", "read", "strided", "write"]
+__all__ = ["At", "cut", "kept", "padded", "read", "scalar", "strided", "write"]
 
-ORIGIN: Origin = ("bounded dynamism", None, 0)
+_ORIGIN: Origin = ("bounded dynamism", None, 0)
 _REASON = "compile_mode_execution"
 
 Array = np.ndarray[Any, Any]
 At = Callable[[sympy.Expr], Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Kept:
-    """How a tensor lies whose padding was taken from sight: hangs on its storage."""
-
-    size: tuple[int, ...]
-    padded: tuple[int, ...]
-    stride: tuple[int, ...]
+# Offset, size and strides of tensors whose padding was taken from sight, and their padded extents: hangs on the storage.
+_Kept = dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
 
 
 def read(tensor: torch.Tensor) -> Array:
@@ -63,10 +57,12 @@ def read(tensor: torch.Tensor) -> Array:
 
 def padded(tensor: torch.Tensor, extents: tuple[int, ...]) -> torch.Tensor:
     """A tensor with padding behind each dimension, contiguous; without a copy where it lies so already."""
-    own: _Kept | None = getattr(tensor.untyped_storage(), "kept", None)
-    size = tuple(tensor.shape)
-    if own is not None and (own.size, own.padded, own.stride) == (size, extents, tensor.stride()):
-        return tensor_over(tensor.untyped_storage(), tensor.dtype, 0, extents, own.stride)
+    storage, size = tensor.untyped_storage(), tuple(tensor.shape)
+    own: _Kept | None = getattr(storage, "kept", None)
+    if own is not None:
+        offset = int(tensor.storage_offset())
+        if own.get((offset, size, tensor.stride())) == extents:
+            return tensor_over(storage, tensor.dtype, offset, extents, tensor.stride())
     array = _blank(extents, numpy_dtype(tensor.dtype))
     array[tuple(slice(0, extent) for extent in size)] = read(tensor)
     return _wrapped(array, tensor.dtype, extents, contiguous_strides(extents))
@@ -77,11 +73,17 @@ def _blank(extents: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.zeros(extents, dtype)
 
 
+def scalar(value: float, dtype: torch.dtype) -> torch.Tensor:
+    """A 0-d device tensor."""
+    array = np.array(value, numpy_dtype(dtype))
+    return wrap(runtime().client.from_host(array), layout_of((), dtype), array.nbytes, dtype, (), (), _ORIGIN)
+
+
 def _wrapped(array: Array, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
     dims = physical_dims(size, stride)
     layout = layout_of(dims if dims is not None else (array.size,), dtype)
     value = runtime().client.from_host(array.reshape(layout.dims), zero_copy=True)
-    return wrap(value, layout, array.nbytes, dtype, size, stride, ORIGIN)
+    return wrap(value, layout, array.nbytes, dtype, size, stride, _ORIGIN)
 
 
 def cut(array: Array, dims: Sequence[Dim], at: At) -> Array:
@@ -109,9 +111,10 @@ def strided(
 
 def kept(result: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
     """The part that counts of a padded tensor, as a view that :func:`padded` knows again."""
-    storage = result.untyped_storage()
-    storage.kept = _Kept(size, tuple(result.shape), result.stride())  # type: ignore[attr-defined]  # our attribute
-    return tensor_over(storage, result.dtype, 0, size, result.stride())
+    storage, offset = result.untyped_storage(), int(result.storage_offset())
+    own: _Kept = storage.__dict__.setdefault("kept", {})
+    own[offset, size, result.stride()] = tuple(result.shape)
+    return tensor_over(storage, result.dtype, offset, size, result.stride())
 
 
 def write(tensor: torch.Tensor, array: Array) -> None:
@@ -122,7 +125,7 @@ def write(tensor: torch.Tensor, array: Array) -> None:
     assert target is not None
     assert source is not None
     if tensor.is_contiguous() and target.nbytes == source.nbytes and source.value is not None:
-        target.write(source.value, source.layout, ORIGIN)
+        target.write(source.value, source.layout, _ORIGIN)
         return
     with torch.no_grad():
         tensor.detach().copy_(made)

@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -28,6 +28,7 @@ from emutpu.backend.dynamism import (
 from emutpu.backend.dynamism.extents import Bounds, Dim, expression, extent_of, is_dynamic, true_of
 from emutpu.backend.dynamism.rules import RULES, Call, Symbolic, Unsupported, arguments_of
 from emutpu.backend.dynamism.rules_pointwise import is_pointwise, pointwise
+from emutpu.backend.dynamism.scans import scanned
 from emutpu.backend.dynamism.writer import Padded, Writer, plain_nodes
 from emutpu.backend.errors import describe
 from emutpu.backend.storage import DEVICE
@@ -226,6 +227,8 @@ class _Translator:
             return self._drawn(op, list(args), kwargs, node)
         if not _dynamic([args, kwargs], promised):
             return self._as_it_is(op, args, kwargs)
+        if isinstance(op, torch._ops.HigherOrderOperator) and op._name == "scan":
+            return scanned(self.writer, op, *args)
         if not isinstance(op, torch._ops.HigherOrderOperator):
             raise LoweringError(f"{UNHANDLED}\n  {node.format_node()}{_line(node)}")
         raise Unsupported("no rule for bounded dynamic dimensions")
@@ -292,7 +295,9 @@ class _Translator:
             made = function(*args, **kwargs)
             return tuple(made) if isinstance(made, tuple | list) else made
 
-        traced = make_fx(run)(*[given.meta["val"] for given in inputs])
+        fakes = [given.meta["val"] for given in inputs]
+        with _mode_of(fakes):  # which makes constants fake, too
+            traced = make_fx(run)(*fakes)
         inside = dict(zip(traced.graph.find_nodes(op="placeholder"), map(values.get, inputs), strict=True))
         self.within.append(op)
         self._block(traced.graph, inside)
@@ -434,9 +439,12 @@ def _promise(inner: Any, node: fx.Node) -> Any:
     given, named = fx.node.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
     named = {name: value for name, value in named.items() if name != "rng_state"}
     given = given[given.index(inner) + 1 :]
-    mode = next(v.fake_mode for v in pytree.tree_leaves((given, named)) if isinstance(v, FakeTensor))
-    with mode, torch.no_grad():
+    with _mode_of((given, named)), torch.no_grad():
         return inner(*given, **named)
+
+
+def _mode_of(values: Any) -> FakeTensorMode:
+    return next(value.fake_mode for value in pytree.tree_leaves(values) if isinstance(value, FakeTensor))
 
 
 def _holds(value: Any) -> bool:
