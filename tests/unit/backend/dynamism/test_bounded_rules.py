@@ -62,6 +62,7 @@ SMOOTH: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | N
     "softmax": (lambda x: ((x - 9).softmax(1), (x - 9).log_softmax(1), x.softmax(0)), X, [1]),
     "cumsum": (lambda x: (x.cumsum(1), x.cumsum(0), x.logcumsumexp(1)), X, [1]),
     "cumulative extremes": (lambda x: (x.cummax(1)[0], x.cummin(1)[0]), X, [1]),
+    "written with a step": (lambda x, y: torch.slice_scatter(x, y * 2, 1, 1, 6, 2), both(floats(None, 6), floats(None, 3)), [0, 0]),
     "groups of rows": (lambda x, w, n: F.grouped_mm(x, w, offs=_ends(n, 3)), both(floats(None, 4), floats(3, 4, 8), integers(3, None)), [0, None, 0]),
     "sort": (lambda x: (x.sort(1)[0], (x - 9).sort(1, descending=True)[0], x.topk(2, 1)[0], (x + 9).topk(2, 1, largest=False)[0]), X, [1]),
     "views": (
