@@ -21,6 +21,8 @@ __all__ = ["CHIPS", "main"]
 
 _PR_SET_PDEATHSIG = 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_COMPILED = ("compile", "bounded")  # the modes in which a program must not run eagerly
+_COMPILED_REGION = "compile_mode_execution"
 CHIPS = ("v5e", "v5p", "v6e", "v7")
 """The chips whose modelled time of a program is reported, whatever chip is emulated."""
 
@@ -47,7 +49,7 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
     from emutpu import is_emulated
     from emutpu._report import costs_on, launches, this_process
     from emutpu.conformance import bounded, estimates, full_size, mutation, tiers
-    from emutpu.conformance.gates import examine
+    from emutpu.conformance.gates import Outcome, examine
     from emutpu.conformance.manifest import programs
 
     if mode == mutation.MODE:
@@ -59,6 +61,10 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
     torch.accelerator.reset_peak_memory_stats()
     before, launched = this_process(), launches()
     program = programs()[name]
+    if mode in _COMPILED:
+        # All modules share the frame that a compiled module enters: what earlier programs left there counts against its
+        # limit of recompilations, beyond which everything runs eagerly.
+        torch._dynamo.reset()
     if mode == tiers.BOUNDED:
         report = bounded.examine(
             program, fallbacks=lambda: _fallbacks(this_process()), launched=lambda: _executables(this_process())
@@ -67,13 +73,17 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
         report = examine(program, mode, fallbacks=lambda: _fallbacks(this_process()))
     after = this_process()
     ops = collections.Counter(after["ops"]["by_name"]) - collections.Counter(before["ops"]["by_name"])
+    reasons = _by_reason(after) - _by_reason(before)
+    if mode in _COMPILED and report.outcome == "pass" and not reasons[_COMPILED_REGION]:
+        report.outcome, report.tier1, report.tier2, report.stage = Outcome.CRASH, False, None, "compile"
+        report.error = "nothing of the program ran compiled: torch.compile left all of it to eager execution"
     return dataclasses.asdict(report) | {
         "ops": dict(sorted(ops.items())),
         "compiles": after["compiles"]["misses"] - before["compiles"]["misses"],
         "compile_seconds": after["compiles"]["seconds"] - before["compiles"]["seconds"],
         "fallbacks": _fallbacks(after) - _fallbacks(before),
         "regions": sum(row["count"] for row in after["regions"]) - sum(row["count"] for row in before["regions"]),
-        "region_reasons": dict(_by_reason(after) - _by_reason(before)),
+        "region_reasons": dict(reasons),
         "fallback_ops": [f"{op} at {line}" for op, line in _fallback_lines(after) - _fallback_lines(before)],
         "peak_hbm_bytes": torch.accelerator.max_memory_allocated(),
         "modelled": costs_on(CHIPS, launched),

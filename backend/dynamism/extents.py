@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 UNBOUNDED = 1 << 40  # at least so great is the "bound" of a size that has none
+_TRIED = 4096  # sizes that are tried one by one
 
 
 def expression(extent: Any) -> sympy.Expr:
@@ -102,8 +103,24 @@ class Bounds:
             if unknown:
                 raise NotImplementedError(f"the extent {expr} depends on values that only the device knows: {unknown}")
             at = bound_sympy(expr, self._ranges)
-            found = self._found[expr] = (int(sympy.floor(at.lower)), int(sympy.ceiling(at.upper)))
+            ends = (sympy.floor(at.lower), sympy.ceiling(at.upper))
+            if not all(end.is_Integer for end in ends):  # intervals lose that a divisor is not zero
+                ends = self._tried(expr)
+            found = self._found[expr] = (int(ends[0]), int(ends[1]))
         return found
+
+    def _tried(self, expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+        """The ends over every size of one symbol. Raises NotImplementedError where that finds none either."""
+        if len(expr.free_symbols) == 1:
+            (symbol,) = expr.free_symbols
+            sizes = range(self.lowest[symbol], self.highest[symbol] + 1)
+            try:
+                values = [expr.subs(symbol, size) for size in sizes] if len(sizes) <= _TRIED else []
+            except ZeroDivisionError:
+                values = []
+            if values and all(value.is_Rational for value in values):
+                return sympy.floor(min(values)), sympy.ceiling(max(values))
+        raise NotImplementedError(f"the extent {expr} has no bound")
 
     def upper(self, expr: sympy.Expr) -> int:
         """The greatest value of ``expr``. Raises NotImplementedError for a size that only the device knows."""
