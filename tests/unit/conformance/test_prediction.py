@@ -157,6 +157,7 @@ def test_a_pass_is_kept_and_not_repeated(monkeypatch, tmp_path):
     """Lines in a file, also of what has no estimate; half a line of a killed pass is made again."""
     monkeypatch.setattr(estimates, "_PACKAGED", "none.jsonl")
     monkeypatch.setattr(pool, "COMMAND", [sys.executable, "-c", STAND_IN])
+    monkeypatch.setattr(estimates, "_PACKAGED", "nothing.jsonl")
     found, seen = estimate(tmp_path, "timm/res*")
     assert found == {
         "suite": "smoke",
