@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["COMMAND", "Limits", "Task", "work_off"]
+__all__ = ["COMMAND", "Limits", "Task", "processor_seconds", "work_off"]
 
 Answer = dict[str, Any]
 COMMAND = [sys.executable, "-X", "faulthandler", "-m", "emutpu.conformance.worker"]
@@ -75,7 +75,7 @@ class _Worker:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(dataclasses.asdict(task)).encode() + b"\n")
             self._process.stdin.flush()
-            line = self._line(started + _PATIENCE * self._limits.seconds, _worked(self._process.pid))
+            line = self._line(started + _PATIENCE * self._limits.seconds, processor_seconds(self._process.pid))
         except _Ended as ended:
             self.close()
             return _failure(task, ended.outcome, str(ended), time.monotonic() - started), False
@@ -91,7 +91,7 @@ class _Worker:
         assert self._process.stdout is not None
         descriptor, got = self._process.stdout.fileno(), b""
         while not got.endswith(b"\n"):
-            if _worked(self._process.pid) - worked > self._limits.seconds:
+            if processor_seconds(self._process.pid) - worked > self._limits.seconds:
                 raise _Ended("timeout", f"took more than {self._limits.seconds:g} seconds of processor time")
             if time.monotonic() > deadline:
                 raise _Ended("timeout", f"gave no answer for {_PATIENCE * self._limits.seconds:g} seconds")
@@ -132,8 +132,8 @@ class _Ended(Exception):
         self.outcome = outcome
 
 
-def _worked(pid: int) -> float:
-    """Seconds of processor time, of all threads."""
+def processor_seconds(pid: int) -> float:
+    """Seconds of processor time of a process, of all its threads; 0 when it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as stream:
             fields = stream.read().rpartition(")")[2].split()
