@@ -5,6 +5,7 @@ Below it are the tiers that outlive a process (:mod:`emutpu.backend.cache_tiers`
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import threading
@@ -12,16 +13,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from emutpu.backend.compile_pool import CompilePool
 from emutpu.backend.keys import Key
+from emutpu.backend.pjrt import PjrtError
 
 if TYPE_CHECKING:
     from emutpu.backend.pjrt import CompileOptions, Executable
     from emutpu.backend.statistics import TierStatistics
 
-__all__ = ["COMPILED", "Acquired", "CacheEntry", "CompileCache", "LowerTiers"]
+__all__ = ["COMPILED", "Acquired", "CacheEntry", "CompileCache", "Flight", "LowerTiers"]
 
 COMPILED = 0
 """The ``tier`` of an executable that no tier had."""
@@ -72,15 +75,40 @@ class LowerTiers(Protocol):
         ...
 
 
-class _Flight:
-    """A compilation in flight: those who ask for the same key wait for ``done`` and share ``result``."""
+class Flight:
+    """An executable that is being made: those who ask for the same key wait until it is ``done``, and share the result.
 
-    __slots__ = ("done", "owner", "result")
+    ``owner`` is the thread that works on it, which cannot wait for it; 0 until a thread of the pool takes it up, from when
+    on it is ``pooled`` and lands whatever becomes of who began it. ``error`` is what the compiler raised.
+    """
 
-    def __init__(self) -> None:
-        self.done = threading.Event()
+    __slots__ = ("_turns", "done", "error", "key", "owner", "pooled", "result")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
         self.owner = threading.get_ident()
+        self.pooled = False
+        self.done = threading.Event()
+        self.error: BaseException | None = None
         self.result: Acquired | None = None
+        self._turns = [1]
+
+    def claim(self) -> bool:
+        """True for the first thread that asks, which is its owner from now on."""
+        try:
+            self._turns.pop()
+        except IndexError:
+            return False
+        self.owner = threading.get_ident()
+        return True
+
+    def wait(self) -> Acquired:
+        """What came of a pooled flight. Raises what the compiler raised."""
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
 
 
 class CompileCache:
@@ -88,20 +116,25 @@ class CompileCache:
 
     ``allow`` False: every request compiles and nothing is kept, in no tier. ``only`` True: what no tier has raises
     RuntimeError instead of being compiled. ``dump`` True: the module of every miss is logged. ``lower`` makes the lower
-    tiers when they are first needed, or gives None where there are none.
+    tiers when they are first needed, or gives None where there are none. ``threads`` and ``enter`` are the compile pool's.
     """
 
-    def __init__(self, lower: Callable[[], LowerTiers | None] | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        lower: Callable[[], LowerTiers | None] | None = None,
+        threads: int | None = None,
+        enter: Callable[[], None] | None = None,
+    ) -> None:
         self._entries: dict[Key, CacheEntry] = {}
-        self._flights: dict[Key, _Flight] = {}
+        self._flights: dict[Key, Flight] = {}
         self._lock = threading.RLock()
         self._lower_lock = threading.RLock()  # as all locks here: a finalizer or a signal handler may come in
         self._make_lower = lower
         self._lower: LowerTiers | None = None
-        self._pool = CompilePool(threads)
+        self._pool = CompilePool(threads, enter)
         self._queued: Counter[Key] = Counter()
         self._closed = False
-        self._announced = 0
+        self._count = 0  # of announced compilations
         self.hits = 0
         self.misses = 0
         self.loads = 0
@@ -128,7 +161,7 @@ class CompileCache:
     def get(
         self,
         key: Key,
-        compile_module: Callable[[], Executable],
+        compile_module: Callable[..., Executable],
         options: CompileOptions | None = None,
         build: Callable[[], bytes] | None = None,
     ) -> Executable:
@@ -138,42 +171,72 @@ class CompileCache:
     def request(
         self,
         key: Key,
-        compile_module: Callable[[], Executable],
+        compile_module: Callable[..., Executable],
         options: CompileOptions | None = None,
         build: Callable[[], bytes] | None = None,
     ) -> Acquired:
         """The executable of ``key`` and the tier that had it.
 
-        ``compile_module`` makes it on a miss, on the calling thread (an error of a lowering must find the user's line on
-        the stack; XLA releases the GIL). ``options`` are those it is loaded with, ``build`` gives the module's bytecode
-        for the dump. Raises what ``compile_module`` raises, and RuntimeError for a miss in cache-only mode.
+        On a miss ``build`` gives the module's bytecode, on the calling thread: an error of a lowering must find the user's
+        line on the stack. ``compile_module`` makes the executable of it (of nothing, without ``build``) on the compile
+        pool, and must not depend on the thread; the caller waits, and may be interrupted: the compilation goes on, and
+        later requests find it. ``options`` are those that an executable is loaded with.
+
+        Raises what either raises, each caller an exception of its own, and RuntimeError for a miss in cache-only mode.
         """
-        while True:
-            with self._lock:
-                entry = self._entries.get(key)
-                if entry is not None:
-                    entry.reads += 1
-                    entry.last_read = time.time()
-                    self.hits += 1
-                    break
-                if self._closed:
-                    raise RuntimeError("Cannot use CompilationCache after it has been shut down.")
-                flight = self._flights.get(key)
-                if flight is None:
-                    own = self._flights[key] = _Flight()
-            if flight is None:
-                return self._fly(own, key, compile_module, options, build)
-            shared = self._join(flight, key)
-            if shared is not None:
-                return shared
+        own = Flight(key)
+        try:
+            while True:
+                with self._lock:
+                    entry = self._entries.get(key)
+                    if entry is not None:
+                        entry.reads += 1
+                        entry.last_read = time.time()
+                        self.hits += 1
+                        break
+                    if self._closed:
+                        raise RuntimeError("Cannot use CompilationCache after it has been shut down.")
+                    flight = self._flights.setdefault(key, own)
+                if flight is own:
+                    return self._fly(own, compile_module, options, build)
+                shared = self._join(flight)
+                if shared is not None:
+                    return shared
+        finally:
+            self._abandon(own)
         if _LOG.isEnabledFor(logging.DEBUG):
             _LOG.debug("Compilation cache STATIC HIT for key: %s", key)
         return Acquired(entry.executable, 1, 0.0)
 
+    @property
+    def ahead(self) -> int:
+        """How many compilations one caller may :meth:`begin` and not have come back for."""
+        return self._pool.ahead
+
+    def begin(
+        self, key: Key, compile_module: Callable[..., Executable], build: Callable[[], bytes] | None = None
+    ) -> Flight | None:
+        """Begin what :meth:`request` does on a miss; ``flight.wait()`` gives its result.
+
+        None where there is nothing to begin: it is loaded or under way, may not be compiled or kept, or a lower tier must
+        be asked first. Raises what ``build`` raises.
+        """
+        if not self.allow or self.only or self._tiers() is not None:
+            return None
+        own = Flight(key)
+        try:
+            with self._lock:
+                if self._closed or key in self._entries or self._flights.setdefault(key, own) is not own:
+                    return None
+            self._take_off(own, compile_module, build)
+        finally:
+            self._abandon(own)
+        return own
+
     def submit(
         self,
         key: Key,
-        compile_module: Callable[[], Executable],
+        compile_module: Callable[..., Executable],
         options: CompileOptions | None = None,
         build: Callable[[], bytes] | None = None,
     ) -> Future[Acquired]:
@@ -198,12 +261,19 @@ class CompileCache:
 
     # ------------------------------------------------------------------------------------------ misses
 
-    def _join(self, flight: _Flight, key: Key) -> Acquired | None:
-        """Wait for another thread's compilation and share it; None when it failed or nothing may be shared."""
+    def _join(self, flight: Flight) -> Acquired | None:
+        """Wait for another thread's compilation and share it; None where this one must try for itself.
+
+        Raises the compiler's error as an exception of this thread's own.
+        """
         if flight.owner == threading.get_ident():
-            raise RuntimeError(f"the compilation for key {key} asks for its own result")
+            raise RuntimeError(f"the compilation for key {flight.key} asks for its own result")
         flight.done.wait()
-        if flight.result is None or not self.allow:
+        if not self.allow:
+            return None
+        if isinstance(flight.error, PjrtError):
+            raise copy.copy(flight.error) from flight.error
+        if flight.result is None:
             return None
         with self._lock:
             self.hits += 1
@@ -211,62 +281,100 @@ class CompileCache:
 
     def _fly(
         self,
-        flight: _Flight,
-        key: Key,
-        compile_module: Callable[[], Executable],
+        flight: Flight,
+        compile_module: Callable[..., Executable],
         options: CompileOptions | None,
         build: Callable[[], bytes] | None,
     ) -> Acquired:
-        try:
-            acquired = self._acquire(key, self._compilation(key, compile_module, build), options)
-            with self._lock:
-                if acquired.hit:
-                    self.loads += 1
-                else:
-                    self.misses += 1
-                    self.seconds += acquired.seconds
-                if self.allow:
-                    self._entries[key] = CacheEntry(
-                        acquired.executable, acquired.seconds, acquired.tier, last_read=time.time()
-                    )
-            flight.result = acquired
-            return acquired
-        finally:
-            with self._lock:
-                del self._flights[key]
-            flight.done.set()
+        def compiled() -> Executable:
+            self._take_off(flight, compile_module, build)
+            return flight.wait().executable
 
-    def _compilation(
-        self, key: Key, compile_module: Callable[[], Executable], build: Callable[[], bytes] | None
-    ) -> Callable[[], Executable]:
-        """``compile_module`` with what is said and refused just before a compilation."""
+        acquired = self._acquire(flight.key, compiled, options)
+        if flight.result is None:
+            self._land(flight, acquired)
+        return flight.result or acquired
 
-        def checked() -> Executable:
-            if self.only:
-                raise RuntimeError(
-                    "The user has asserted that no more compilation should happen; yet compilation is needed for "
-                    f"key: {key}"
+    def _take_off(
+        self, flight: Flight, compile_module: Callable[..., Executable], build: Callable[[], bytes] | None
+    ) -> None:
+        """Build the module here, and have the pool compile it and land the flight. Raises what ``build`` raises."""
+        started = time.perf_counter()
+        work = self._announced(flight.key, compile_module, build)
+        built = time.perf_counter() - started
+
+        def job() -> None:
+            if not flight.claim():
+                return
+            started = time.perf_counter()
+            try:
+                executable = work()
+                self._land(flight, Acquired(executable, COMPILED, built + time.perf_counter() - started))
+            except BaseException as error:  # noqa: BLE001 (raised by whoever waits)
+                flight.error = error
+            finally:
+                self._close(flight)
+
+        flight.owner = 0
+        self._pool.start(job)
+        flight.pooled = True
+
+    def _land(self, flight: Flight, acquired: Acquired) -> None:
+        with self._lock:
+            if acquired.hit:
+                self.loads += 1
+            else:
+                self.misses += 1
+                self.seconds += acquired.seconds
+            if self.allow:
+                self._entries[flight.key] = CacheEntry(
+                    acquired.executable, acquired.seconds, acquired.tier, last_read=time.time()
                 )
-            with self._lock:
-                self._announced += 1
-                number = self._announced
-            _LOG.info("Compilation cache STATIC MISS #%d for key: %s", number, key)
-            _LOG.info("[TtPerf] Compilation cache MISS #%d", number)
-            if self.dump and build is not None:
-                # The user asked for it, so it must be seen without configuring the logging module.
-                _LOG.warning("Dumping StableHLO module due to cache miss for key: %s\n%s", key, _text(build()))
-            return compile_module()
+            flight.result = acquired
 
-        return checked
+    def _abandon(self, flight: Flight) -> None:
+        """Whoever began a flight leaves it: it ends, unless the pool has it."""
+        if not flight.pooled:
+            self._close(flight)
+
+    def _close(self, flight: Flight) -> None:
+        with self._lock:
+            if self._flights.get(flight.key) is flight:
+                del self._flights[flight.key]
+        flight.done.set()
+
+    def _announced(
+        self, key: Key, compile_module: Callable[..., Executable], build: Callable[[], bytes] | None
+    ) -> Callable[[], Executable]:
+        """What is left to do of a compilation, after what is said and refused just before one."""
+        if self.only:
+            raise RuntimeError(
+                "The user has asserted that no more compilation should happen; yet compilation is needed for "
+                f"key: {key}"
+            )
+        with self._lock:
+            self._count += 1
+            number = self._count
+        _LOG.info("Compilation cache STATIC MISS #%d for key: %s", number, key)
+        _LOG.info("[TtPerf] Compilation cache MISS #%d", number)
+        if build is None:
+            return compile_module
+        module = build()
+        if self.dump:
+            # The user asked for it, so it must be seen without configuring the logging module.
+            _LOG.warning("Dumping StableHLO module due to cache miss for key: %s\n%s", key, _text(module))
+        return partial(compile_module, module)
+
+    def _tiers(self) -> LowerTiers | None:
+        with self._lower_lock:
+            if self._make_lower is not None:
+                self._lower, self._make_lower = self._make_lower(), None
+            return self._lower
 
     def _acquire(self, key: Key, compile_module: Callable[[], Executable], options: CompileOptions | None) -> Acquired:
-        if self.allow:
-            with self._lower_lock:
-                if self._make_lower is not None:
-                    self._lower, self._make_lower = self._make_lower(), None
-                lower = self._lower
-            if lower is not None:
-                return lower.acquire(key, compile_module, options)
+        lower = self._tiers() if self.allow else None
+        if lower is not None:
+            return lower.acquire(key, compile_module, options)
         started = time.perf_counter()
         executable = compile_module()
         return Acquired(executable, COMPILED, time.perf_counter() - started)

@@ -281,13 +281,15 @@ class _Source:
         self.lines: list[str] = []
         self.keys: list[str] = []
         kinds = [argument_kind(a, signature.row) for a in signature.schema.arguments]
-        # With nothing but required tensors the list of values is a display, not a series of appends.
-        self.display = all(k in ("tensor", "static", "shape") for k in kinds) and not signature.targets
+        # The values of the required tensors that come first are a display, not a series of appends.
+        self.display = not signature.targets
+        self.leading = next((n for n, k in enumerate(kinds) if k not in ("tensor", "static", "shape")), len(kinds))
         self.values: list[str] = []
 
     def text(self) -> str:
         signature = self.signature
         self._add(0, f"def kernel({self._parameters()}):")
+        self._add(1, "u = LOCAL.state")
         if not self.display:
             self._add(1, "a = []")
         if signature.targets:
@@ -296,15 +298,17 @@ class _Source:
         kinds = [argument_kind(a, signature.row) for a in signature.schema.arguments]
         last = max((position for position, kind in enumerate(kinds) if kind.startswith("tensor")), default=0)
         for position, argument in enumerate(signature.schema.arguments):
+            if self.display and position == self.leading:
+                self._begin_values()
             self._argument(argument, first=position == 0)
             if position == last:
                 self._shared_values()  # before the scalars: equal ones share a buffer, which means nothing
         if self.display:
-            self._add(1, f"a = [{', '.join(self.values)}]")
+            self._begin_values()
         names = "".join(f"{_local_name(a)}, " for a in signature.schema.arguments)
         self._add(
             1,
-            f"k = (LOCAL.state.{'options' if signature.row.dots else 'plain'}, {''.join(k + ', ' for k in self.keys)})",
+            f"k = (u.{'options' if signature.row.dots else 'plain'}, {''.join(k + ', ' for k in self.keys)})",
         )
         self._add(1, "e = entries.get(k)")
         self._add(1, "if e is None:")
@@ -322,6 +326,10 @@ class _Source:
         self._add(3, "blame(r, g)")
         self._results()
         return "\n".join(self.lines) + "\n"
+
+    def _begin_values(self) -> None:
+        self._add(1, f"a = [{', '.join(self.values)}]")
+        self.display = False
 
     def _origin(self) -> None:
         """The caller's frame is the user's most of the time; only otherwise walk the stack."""
@@ -383,13 +391,18 @@ class _Source:
         self._add(depth + 1, f"v_{x}, (l_{x}, z_{x}, s_{x}, o_{x}, t_{x}) = foreign(name, {_label(x)}, {x})")
         self._add(depth, "else:")
         self._add(depth + 1, f"v_{x} = c_{x}.value")
-        self._add(depth + 1, f"if v_{x}.__class__ in unready: v_{x} = fill(c_{x})")
+        self._add(depth + 1, f"if v_{x} is None or {self._elsewhere(x)}: v_{x} = fill(c_{x})")
         self._lies(depth + 1, x)
         if self.display:
             self.values.append(f"v_{x}")
         else:
             self._add(depth, f"a.append(v_{x})")
         self._key(x)
+
+    @staticmethod
+    def _elsewhere(x: str) -> str:
+        """Pending, but not on this thread's own list, where it is recorded as it is: :func:`operand` without the call."""
+        return f"v_{x}.__class__ is pending and (v_{x}.buffer is not None or v_{x}.batch.queue is not u.queue or not u.defers)"
 
     def _lies(self, depth: int, x: str) -> None:
         self._add(
@@ -406,8 +419,8 @@ class _Source:
         self._add(depth, f"c_{x} = getattr(storage({x}), 'cell', None)")
         self._add(depth, f"if c_{x} is None: c_{x} = target(name, {_label(x)}, {x})")
         self._add(depth, f"v_{x} = c_{x}.value")
-        unready = "in unready" if self.signature.row.reads else "is pending"
-        self._add(depth, f"if v_{x}.__class__ {unready}: v_{x} = fill(c_{x})")
+        unwritten = f"v_{x} is None or " if self.signature.row.reads else ""
+        self._add(depth, f"if {unwritten}{self._elsewhere(x)}: v_{x} = fill(c_{x})")
         # References: the cell, this frame's local, the argument of getrefcount itself.
         unwritten = "" if self.signature.row.reads else f"v_{x} is not None and "
         self._add(depth, f"if {unwritten}getrefcount(v_{x}) != 3: d = False")
@@ -509,7 +522,7 @@ class _Source:
         else:
             fresh = [f"t{index}" for index in range(len(signature.fresh))]
         if len(signature.fresh) == 1 and not signature.fresh_list and not signature.targets:
-            self._add(1, "return wrap(r[0], *e.outputs[0], g)")
+            self._add(1, "return e.wrap(r[0], g)")
             return
         self._add(1, "n = iter(r)")
         if not signature.fresh_list:

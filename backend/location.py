@@ -10,12 +10,15 @@ import dataclasses
 import linecache
 import os
 import sys
+import threading
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 import torch
 
-__all__ = ["KNOWN_FILES", "OWN_ROOTS", "Location", "Origin", "capture", "is_library", "locate"]
+__all__ = ["KNOWN_FILES", "OWN_ROOTS", "Location", "Origin", "capture", "is_library", "locate", "on_behalf_of"]
 
 # (overload name, code object, instruction offset) of a launch.
 Origin = tuple[str, types.CodeType | None, int]
@@ -26,8 +29,12 @@ OWN_ROOTS = (
 )
 _LIBRARY_ROOTS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, *OWN_ROOTS)
 _GENERATED = ("<frozen ", "<emutpu ", "<eval_with_key>")
+_THREADS = os.path.dirname(threading.__file__)
 # File name -> whether it belongs to PyTorch, emutpu or the interpreter. Generated kernels look it up in line.
-KNOWN_FILES: dict[str, bool] = {}
+KNOWN_FILES: dict[str, bool] = {
+    threading.__file__: True,
+    os.path.join(_THREADS, "concurrent", "futures", "thread.py"): True,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,7 +63,10 @@ def _library(filename: str) -> bool:
 
 
 def capture() -> tuple[types.CodeType | None, int]:
-    """The innermost frame that belongs neither to PyTorch nor to emutpu, as (code, offset); (None, 0) if there is none."""
+    """The innermost frame that belongs neither to PyTorch nor to emutpu, as (code, offset).
+
+    Without one it is what the thread works :func:`on_behalf_of`, and (None, 0) if that is nobody.
+    """
     frame: types.FrameType | None = sys._getframe(1)
     known = KNOWN_FILES
     while frame is not None:
@@ -68,7 +78,24 @@ def capture() -> tuple[types.CodeType | None, int]:
         if not library:
             return code, frame.f_lasti
         frame = frame.f_back
-    return None, 0
+    return _client.place
+
+
+class _Client(threading.local):
+    place: tuple[types.CodeType | None, int] = (None, 0)
+
+
+_client = _Client()
+
+
+@contextmanager
+def on_behalf_of(place: tuple[types.CodeType | None, int]) -> Iterator[None]:
+    """Work for the line of another thread's, which :func:`capture` gave there."""
+    before, _client.place = _client.place, place
+    try:
+        yield
+    finally:
+        _client.place = before
 
 
 def locate(code: types.CodeType | None, offset: int) -> Location | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,8 @@ _Trace = Callable[["Tally", int, int, int], None]
 class Tally:
     """How often an executable was launched, and what one launch costs (``duration`` in picoseconds).
 
-    ``counters`` give the launches so far, one for each way to launch.
+    ``counters`` give the launches so far, one for each way to launch. ``executable`` gives what was compiled as long as the
+    compile cache holds it, else None.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Tally:
     duration: int
     memory: ExecutableMemory
     counters: list[Callable[[], int]] = dataclasses.field(default_factory=list)
+    executable: Callable[[], Executable | None] = lambda: None
 
     @property
     def calls(self) -> int:
@@ -215,7 +218,7 @@ class Meter:
     def tally(self, executable: Executable) -> Tally:
         """Begin to count an executable's launches."""
         needs, cost = executable.memory(), executable.cost()
-        tally = Tally(executable.name, cost, _picoseconds(cost), needs)
+        tally = Tally(executable.name, cost, _picoseconds(cost), needs, executable=weakref.ref(executable))
         self.tallies.append(tally)
         return tally
 

@@ -22,6 +22,7 @@ __all__ = [
     "carried_to_engine_threads",
     "override",
     "process_options",
+    "serve_compiler",
     "set_process",
 ]
 
@@ -92,10 +93,11 @@ def _intern(options: Options) -> Options:
 class ThreadOptions:
     """One thread's options: the process default with this thread's overrides on top, innermost last."""
 
-    __slots__ = ("__weakref__", "defers", "drawer", "options", "plain", "queue", "stack")
+    __slots__ = ("__weakref__", "compiles", "defers", "drawer", "options", "plain", "queue", "stack")
 
     def __init__(self, stack: tuple[dict[str, object], ...] = ()) -> None:
         self.stack = list(stack)
+        self.compiles = False  # a thread of the compile pool: what else it does is a finalizer's
         self.queue: Any = None  # of its stream (:mod:`emutpu.backend.deferred.queue`), once it has recorded an op
         self.drawer: Any = None  # the generator whose state the op that is being recorded takes
         self.refresh()
@@ -133,6 +135,11 @@ _threads: weakref.WeakSet[ThreadOptions] = weakref.WeakSet()
 _engine_threads: weakref.WeakSet[ThreadOptions] = weakref.WeakSet()
 _callers: list[ThreadOptions] = []  # threads inside a backward pass, innermost last
 LOCAL = _Local()
+
+
+def serve_compiler() -> None:
+    """The calling thread compiles for others, who may hold locks while they wait for it."""
+    LOCAL.state.compiles = True
 
 
 def process_options() -> Options:

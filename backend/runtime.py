@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from emutpu.backend.cache import CompileCache
 from emutpu.backend.cell import MEMORY
 from emutpu.backend.keys import Key, Versions
-from emutpu.backend.location import capture, locate
+from emutpu.backend.location import capture, locate, on_behalf_of
 from emutpu.backend.metering import DEFAULT_ISSUE, Meter, MeteringClient
-from emutpu.backend.options import LOCAL, EagerMode
+from emutpu.backend.options import LOCAL, EagerMode, serve_compiler
 
 if TYPE_CHECKING:
     from emutpu.backend.cache import LowerTiers
-    from emutpu.backend.pjrt import Client, ModelledCost
+    from emutpu.backend.pjrt import Client, CompileOptions, Executable, ModelledCost
     from emutpu.backend.statistics import Statistics, TierStatistics
 
 __all__ = ["Configuration", "Runtime", "runtime"]
@@ -150,8 +150,18 @@ class Runtime:
         MEMORY.limit = configuration.hbm_limit
         self.meter.issue = configuration.host_issue
         self.meter.refresh()
-        self.cache = CompileCache(self._make_tiers, configuration.compile_threads)
+        self.cache = CompileCache(self._make_tiers, configuration.compile_threads, serve_compiler)
         atexit.register(self._shut_down, os.getpid())
+
+    def compiler(self, options: CompileOptions) -> Callable[[bytes], Executable]:
+        """Compiles modules on any thread, for the line of the program that is running now."""
+        client, place = self.client, capture()
+
+        def compile_module(module: bytes) -> Executable:
+            with on_behalf_of(place):
+                return client.compile(module, options)
+
+        return compile_module
 
     def _make_tiers(self) -> LowerTiers | None:
         make = self.configuration.make_tiers if self.configuration is not None else None

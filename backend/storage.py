@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
@@ -34,6 +34,7 @@ __all__ = [
     "storage_over",
     "tensor_over",
     "wrap",
+    "wrapper",
 ]
 
 _C: Any = torch._C
@@ -57,23 +58,25 @@ class _AddressSpace:
 
     def __init__(self) -> None:
         self._base, self._size = _reserve()
-        self._next = self._base
+        self.end = self._base + self._size
+        self.next = self._base
 
     def take(self, nbytes: int) -> int:
-        address = self._next
-        self._next = following = address + (nbytes + _ALIGNMENT) // _ALIGNMENT * _ALIGNMENT
-        if following > self._base + self._size:
-            return self._wrap_around(nbytes)
+        address = self.next
+        self.next = following = address + (nbytes + _ALIGNMENT) // _ALIGNMENT * _ALIGNMENT
+        if following > self.end:
+            return self.wrap_around(nbytes)
         return address
 
-    def _wrap_around(self, nbytes: int) -> int:
+    def wrap_around(self, nbytes: int) -> int:
+        """An address where the end was reached: the first gap that is large enough. Raises MemoryError."""
         live = sorted((a, c.nbytes) for a, r in ADDRESSES.items() if (c := r()) is not None)
         needed = (nbytes + _ALIGNMENT) // _ALIGNMENT * _ALIGNMENT
         start = self._base
         for address, size in [*live, (self._base + self._size, 0)]:
             if address - start >= needed:
                 # Continue behind a gap; every later storage that does not fit comes back here.
-                self._next = address if address < self._base + self._size else start + needed
+                self.next = address if address < self._base + self._size else start + needed
                 return start
             start = max(start, address + (size + _ALIGNMENT) // _ALIGNMENT * _ALIGNMENT)
         raise MemoryError(f"emutpu: no gap of {nbytes} bytes left in the {self._size >> 40} TiB of emulated addresses")
@@ -154,6 +157,31 @@ def wrap(
     if tensor.stride() != stride:
         set_storage(CPU_KEYS, tensor, storage, 0, size, stride)
     return tensor
+
+
+def wrapper(
+    layout: Layout, nbytes: int, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]
+) -> Callable[[Buffer, Origin], torch.Tensor]:
+    """:func:`wrap` for results that are all alike: the end of most launches, so nothing is called that can be in line."""
+    space, length = _space, (nbytes + _ALIGNMENT) // _ALIGNMENT * _ALIGNMENT
+    end = space.end
+    create, construct, swap = _create_empty, _construct_storage, _swap_memory
+    contiguous = stride == contiguous_strides(size)
+
+    def wrapped(value: Buffer, origin: Origin) -> torch.Tensor:
+        address = space.next
+        space.next = following = address + length
+        if following > end:
+            address = space.wrap_around(nbytes)
+        tensor: torch.Tensor = create(size, dtype)
+        storage: Any = tensor.untyped_storage()
+        swap(storage, construct(address, DEVICE, nbytes))
+        storage.cell = Cell(value, layout, nbytes, address, origin)
+        if not contiguous:
+            set_storage(CPU_KEYS, tensor, storage, 0, size, stride)
+        return tensor
+
+    return wrapped
 
 
 def empty_tensor(size: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, op: str) -> torch.Tensor:

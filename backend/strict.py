@@ -21,7 +21,7 @@ from emutpu.backend.lowering._registry import Context, Lowering, OutputSpec
 from emutpu.backend.options import EagerMode, Options
 from emutpu.backend.pjrt import Buffer, Executable, PjrtError
 from emutpu.backend.runtime import runtime
-from emutpu.backend.storage import contiguous_strides, physical_dims, span, storage_order
+from emutpu.backend.storage import contiguous_strides, physical_dims, span, storage_order, wrapper
 from emutpu.backend.views import View
 
 __all__ = ["Entry", "OpModule", "Signature", "argument_kind", "miss"]
@@ -126,7 +126,8 @@ class Entry:
     ``outputs`` are (layout, nbytes, dtype, size, stride) of fresh results, None for undefined ones; ``layouts`` gives the
     new layouts of the written cells, in the order of the targets; ``base`` tells that targets' old values are passed
     last; ``draws`` how many random numbers a launch takes; ``numbers`` the integer results. With ``record`` nothing is
-    launched: it takes the values and the origin, and gives pending values.
+    launched: it takes the values and the origin, and gives pending values. ``wrap`` makes the tensor of a launch's only
+    result.
     """
 
     launch: Launch
@@ -139,6 +140,15 @@ class Entry:
     numbers: tuple[int, ...] = ()
     calls: int = 0
     record: Record | None = None
+    wrap: Callable[[Buffer, Origin], torch.Tensor] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        single = self.outputs[0] if len(self.outputs) == 1 else None
+        self.wrap = wrapper(*single) if single is not None else _several
+
+
+def _several(value: Buffer, origin: Origin) -> torch.Tensor:
+    raise AssertionError("a launch with one result was expected")
 
 
 # --------------------------------------------------------------------------------------------------- the miss
@@ -151,12 +161,8 @@ def miss(signature: Signature, options: Options, values: tuple[Any, ...], donate
     logical = module.key()
     origin = (signature.name, *capture())
     try:
-        executable = runtime().cache.get(
-            logical,
-            lambda: runtime().client.compile(module.build(), options.compile_options),
-            options.compile_options,
-            module.build,
-        )
+        compile_options = options.compile_options
+        executable = runtime().cache.get(logical, runtime().compiler(compile_options), compile_options, module.build)
     except PjrtError as error:
         raise launch_failure(error, origin) from error
     return Entry(

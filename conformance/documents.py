@@ -6,42 +6,38 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from emutpu import _facts
-from emutpu.conformance import manifest
+from emutpu.conformance import manifest, prediction, tiers
 from emutpu.conformance.history import Run
 from emutpu.conformance.manifest import Model, Program
+from emutpu.conformance.prediction import Memory
 from emutpu.conformance.runner import selected
 
-__all__ = ["changes", "document", "missing_kernels"]
+__all__ = ["changes", "document"]
 
-# What emutpu launches for `nonzero`, by the name of an op that TorchTPU lacks; models call `nonzero`.
-_LAUNCHED = frozenset({"nonzero_static"})
 _NOT_ATTEMPTED = ("not run", "corpus bug")
 
 
-def missing_kernels(ops: Iterable[str]) -> list[str]:
-    """Which of the ATen ops that ran (``aten.add.Tensor``) TorchTPU 0.2.0 was observed to lack a kernel of."""
-    lacking = set(_facts.read("torchtpu_missing_overloads.txt"))
-    names = {op.removeprefix("aten.").removesuffix(".default") for op in ops}
-    return sorted(names & lacking - _LAUNCHED)
-
-
 def document(
-    run: Run, answers: Iterable[Mapping[str, Any]], mutations: Mapping[str, Any] | None = None
+    run: Run,
+    answers: Iterable[Mapping[str, Any]],
+    mutations: Mapping[str, Any] | None = None,
+    sizes: Memory | None = None,
 ) -> dict[str, Any]:
     """The document of a run, without the fields that every document of emutpu starts with.
 
-    ``mutations`` are the counts of a mutation run of the same manifest.
+    ``mutations`` are the counts of a mutation run of the same manifest, ``sizes`` the memory of programs at full size and of
+    a device of the chip.
     """
     known = {(answer["program"], answer["mode"]): answer for answer in answers}
     programs = selected(run.plan.suite, run.plan.shard, run.plan.only)
     credited = _credited(programs)
     entries = []
     for mode in run.plan.modes:
-        for program in programs:
+        for program in (program for program in programs if tiers.applies(program, mode)):
             answer = known.get((program.name, mode))
-            entries += [_model(model, program, mode, answer) for model in credited[program.name]]
-    attempted = [entry for entry in entries if entry["status"] not in _NOT_ATTEMPTED]
+            entries += [_model(model, program, mode, answer, sizes) for model in credited[program.name]]
+    attempted = [entry for entry in entries if entry["status"] not in _NOT_ATTEMPTED and entry["mode"] != tiers.BOUNDED]
+    rows = {name: len(models) for name, models in credited.items()}
     fingerprints = {answer.get("fingerprint") for answer in known.values()} - {None}
     return {
         "run": run.id,
@@ -54,11 +50,15 @@ def document(
         "seconds": run.seconds,
         "environment": dict(run.environment),
         "rows": len(entries),
-        "programs": len(programs) * len(run.plan.modes),
+        "programs": len({(entry["program"], entry["mode"]) for entry in entries}),
         "distinct_programs": len(fingerprints),
         "tier1": _tier(attempted, "tier1"),
         "tier2": _tier([entry for entry in attempted if entry["tier1"]], "tier2"),
         "predicted_on_chip": _tier(attempted, "predicted_on_chip"),
+        "prediction": prediction.summary(attempted, sizes),
+        "tier3": tiers.default_precision(known.values(), rows),
+        "bounded": tiers.bounded(known.values(), rows),
+        "noise": tiers.noise(known.values()),
         "of_programs": _of_programs(known.values()),
         "not_run": _reasons(entries, "not run"),
         "corpus_bugs": sorted({entry["program"] for entry in entries if entry["status"] == "corpus bug"}),
@@ -66,8 +66,9 @@ def document(
         "models": entries,
         "notes": ({} if mutations else {"mutations": "`emutpu conformance mutate` has not run with this manifest"})
         | {
+            "bounded": "programs of causal language models in the mode `bounded`; null where the run had no such mode",
             "distinct_programs": "fingerprints of the programs that ran on the CPU: ops, order, dtypes and edges",
-            "predicted_on_chip": "from missing kernels alone; full-size memory and static-shape limits are not judged yet",
+            "predicted_on_chip": prediction.NOTE if sizes is not None else prediction.WITHOUT_MEMORY,
         },
     }
 
@@ -80,11 +81,13 @@ def _credited(programs: Sequence[Program]) -> dict[str, list[Model]]:
     return found
 
 
-def _model(model: Model, program: Program, mode: str, answer: Mapping[str, Any] | None) -> dict[str, Any]:
+def _model(
+    model: Model, program: Program, mode: str, answer: Mapping[str, Any] | None, sizes: Memory | None
+) -> dict[str, Any]:
     told: Mapping[str, Any] = answer or {"outcome": "not run", "error": "the run did not come to it"}
     status = told["outcome"]
     ops = told.get("ops") or {}
-    lacking = missing_kernels(ops)
+    predicted = prediction.predict(program.name, mode, ops, sizes, builder=program.builder, model_id=model.id)
     attempted = status not in _NOT_ATTEMPTED
     return {
         "id": model.id,
@@ -102,8 +105,12 @@ def _model(model: Model, program: Program, mode: str, answer: Mapping[str, Any] 
         "tier1": told.get("tier1"),
         "tier2": told.get("tier2"),
         "emulated": status == "pass" if attempted else None,
-        "predicted_on_chip": status == "pass" and not lacking if attempted else None,
-        "missing_kernels": lacking,
+        "predicted_on_chip": status == "pass" and not predicted.limits if attempted else None,
+        "prediction_limits": list(predicted.limits),
+        "missing_kernels": list(predicted.missing_kernels),
+        "data_dependent": list(predicted.data_dependent),
+        "full_size_bytes": predicted.bytes,
+        "full_size": predicted.size,
         "op": told.get("op"),
         "error": told.get("error"),
         "traceback": list(told.get("traceback") or ()),
@@ -112,6 +119,12 @@ def _model(model: Model, program: Program, mode: str, answer: Mapping[str, Any] 
         "gradient_error": told.get("gradient_error"),
         "tokens_equal": told.get("tokens_equal"),
         "ill_conditioned": list(told.get("ill_conditioned") or ()),
+        "tier3": told.get("tier3"),
+        "tier3_error": told.get("tier3_error"),
+        "default_error": told.get("default_error"),
+        "logit_noise": told.get("logit_noise"),
+        "gradient_noise": told.get("gradient_noise"),
+        "executables": told.get("executables"),
         "ops": sum(ops.values()) if answer else None,
         "compiles": told.get("compiles"),
         "fallbacks": told.get("fallbacks"),

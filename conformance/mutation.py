@@ -7,6 +7,7 @@ have is not counted.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import sys
@@ -19,11 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from emutpu.conformance.building import Built, NoRecipe, build, results_of
 from emutpu.conformance.gates import LOGITS, relative_error
-from emutpu.conformance.manifest import Program
+from emutpu.conformance.manifest import Program, programs
 
-__all__ = ["FAULTS", "MODE", "Injected", "answer", "inject"]
+__all__ = ["FAMILIES", "FAULTS", "MODE", "Injected", "answer", "families", "inject"]
 
 MODE = "mutate"
+FAMILIES = "families"  # the name of the choice that `families` makes
+_OF_A_TASK = 2
+_MORE_OF = {"causal-lm": 12, "image-classification": 6}  # the tasks with the most families
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,6 +117,23 @@ class _Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._visit(func, args, kwargs or {})
+
+
+def families() -> list[Program]:
+    """Programs across families: those of ``smoke``, and of each package and task the representatives of a few more families."""
+    chosen = [program for program in programs().values() if program.smoke]
+    taken = {program.group for program in chosen}
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    for program in programs().values():
+        kind = program.builder, program.task
+        if (
+            program.representative
+            and program.group not in taken
+            and counts[kind] < _MORE_OF.get(program.task, _OF_A_TASK)
+        ):
+            counts[kind] += 1
+            chosen.append(program)
+    return chosen
 
 
 def inject(program: Program) -> list[Injected]:

@@ -16,14 +16,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from emutpu.conformance import manifest
+from emutpu.conformance import commits, manifest
 from emutpu.conformance.history import History, Plan
 from emutpu.conformance.manifest import Program
 from emutpu.conformance.pool import Limits, Task, work_off
+from emutpu.conformance.tiers import applies
 
 __all__ = [
     "DATABASE",
     "Progress",
+    "chosen_for_faults",
     "digest",
     "environment",
     "mutate",
@@ -74,7 +76,7 @@ def plan_of(suite: str, modes: Iterable[str], chip: str, shard: tuple[int, int],
 
 
 def environment() -> dict[str, Any]:
-    """What a result depends on beside the plan: versions, and the machine."""
+    """What a result depends on beside the plan: versions, the commit, and the machine."""
     from emutpu import __version__
 
     versions: dict[str, str | None] = {"emutpu": __version__, "python": platform.python_version()}
@@ -83,7 +85,7 @@ def environment() -> dict[str, Any]:
             versions[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
             versions[library] = None
-    return {"versions": versions, "machine": platform.machine(), "cpus": os.cpu_count()}
+    return {"versions": versions, "machine": platform.machine(), "cpus": os.cpu_count()} | commits.current()
 
 
 def run(
@@ -99,7 +101,8 @@ def run(
 
     With ``resume`` the latest unfinished run of the same plan goes on. The answers are also in ``run-<number>.jsonl``.
     """
-    tasks = [Task(program.name, mode) for mode in plan.modes for program in selected(plan.suite, plan.shard, plan.only)]
+    programs = selected(plan.suite, plan.shard, plan.only)
+    tasks = [Task(program.name, mode) for mode in plan.modes for program in programs if applies(program, mode)]
     with History(folder / DATABASE) as history:
         number = history.unfinished(plan) if resume else None
         if number is None:
@@ -112,6 +115,15 @@ def run(
     return number
 
 
+def chosen_for_faults(suite: str, only: str | None) -> list[Program]:
+    """The programs of a mutation run: of a suite, or across families, whose name matches ``only``."""
+    from emutpu.conformance.mutation import FAMILIES, families
+
+    if suite != FAMILIES:
+        return selected(suite, (1, 1), only)
+    return [program for program in families() if only is None or fnmatch.fnmatchcase(program.name, only)]
+
+
 def mutate(
     suite: str, only: str | None, folder: Path, *, jobs: int, limits: Limits, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
@@ -119,7 +131,7 @@ def mutate(
 
     ``progress`` is told how many programs are done, and of how many.
     """
-    programs = selected(suite, (1, 1), only)
+    programs = chosen_for_faults(suite, only)
     answers: list[dict[str, Any]] = []
 
     def finished(answer: dict[str, Any]) -> None:
@@ -204,6 +216,7 @@ def _variables(plan: Plan, folder: Path) -> dict[str, str]:
     }
     defaults = {
         "EMUTPU_BEYOND": "1",
+        "EMUTPU_HOST_COMPILE": "quick",  # a program launches most of its modules once or twice
         "TORCH_TPU_TIER2_COMPILATION_CACHE": "disabled",
         "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT": str((folder / "cache").resolve()),
     }

@@ -17,10 +17,12 @@ import sys
 import warnings
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["CHIPS", "main"]
 
 _PR_SET_PDEATHSIG = 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+CHIPS = ("v5e", "v5p", "v6e", "v7")
+"""The chips whose modelled time of a program is reported, whatever chip is emulated."""
 
 
 def main() -> int:
@@ -42,17 +44,26 @@ def main() -> int:
 def _answer(name: str, mode: str) -> dict[str, Any]:
     import torch
 
-    from emutpu._report import this_process
-    from emutpu.conformance import mutation
+    from emutpu._report import costs_on, launches, this_process
+    from emutpu.conformance import bounded, estimates, full_size, mutation, tiers
     from emutpu.conformance.gates import examine
     from emutpu.conformance.manifest import programs
 
     if mode == mutation.MODE:
         return mutation.answer(programs()[name]) | {"resident_bytes": _resident()}
+    if mode == estimates.MODE:
+        return full_size.answer(programs()[name], _peak) | {"resident_bytes": _resident()}
     tpu: Any = torch.get_device_module("tpu")
     tpu.eager_mode = tpu.EagerMode.DEFER_AND_FUSE if mode == "defer" else tpu.EagerMode.DEFER_NEVER
-    before = this_process()
-    report = examine(programs()[name], mode, fallbacks=lambda: _fallbacks(this_process()))
+    torch.accelerator.reset_peak_memory_stats()
+    before, launched = this_process(), launches()
+    program = programs()[name]
+    if mode == tiers.BOUNDED:
+        report = bounded.examine(
+            program, fallbacks=lambda: _fallbacks(this_process()), launched=lambda: _executables(this_process())
+        )
+    else:
+        report = examine(program, mode, fallbacks=lambda: _fallbacks(this_process()))
     after = this_process()
     ops = collections.Counter(after["ops"]["by_name"]) - collections.Counter(before["ops"]["by_name"])
     return dataclasses.asdict(report) | {
@@ -61,12 +72,40 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
         "compile_seconds": after["compiles"]["seconds"] - before["compiles"]["seconds"],
         "fallbacks": _fallbacks(after) - _fallbacks(before),
         "regions": sum(row["count"] for row in after["regions"]) - sum(row["count"] for row in before["regions"]),
+        "region_reasons": dict(_by_reason(after) - _by_reason(before)),
+        "fallback_ops": [f"{op} at {line}" for op, line in _fallback_lines(after) - _fallback_lines(before)],
+        "peak_hbm_bytes": torch.accelerator.max_memory_allocated(),
+        "modelled": costs_on(CHIPS, launched),
         "resident_bytes": _resident(),
     }
 
 
 def _fallbacks(document: dict[str, Any]) -> int:
     return sum(entry["count"] for entry in document["fallbacks"])
+
+
+def _executables(document: dict[str, Any]) -> int:
+    """How many executables this process compiled or loaded."""
+    compiles = document["compiles"]
+    nearest = compiles["by_tier"].get("1", {"hits": 0})
+    return int(compiles["requests"] - nearest["hits"])
+
+
+def _peak() -> int:
+    """Bytes of device memory that were alive at most since the last call."""
+    import torch
+
+    found = torch.accelerator.max_memory_allocated()
+    torch.accelerator.reset_peak_memory_stats()
+    return found
+
+
+def _fallback_lines(document: dict[str, Any]) -> collections.Counter[tuple[str, str]]:
+    return collections.Counter({(entry["op"], entry["location"]): entry["count"] for entry in document["fallbacks"]})
+
+
+def _by_reason(document: dict[str, Any]) -> collections.Counter[str]:
+    return collections.Counter({row["reason"]: row["count"] for row in document["regions"]})
 
 
 def _resident() -> int:

@@ -237,7 +237,11 @@ def _client(settings: _settings.Settings) -> Client:
     from emutpu.simulator.clients import make_client
 
     client = make_client(
-        settings.client, process_topology(settings), cpu_target=settings.cpu_target, seed=settings.dry_values
+        settings.client,
+        process_topology(settings),
+        cpu_target=settings.cpu_target,
+        quick=settings.host_compile == "quick",
+        seed=settings.dry_values,
     )
     if settings.record_modules is not None:
         from emutpu._modules import RecordingClient

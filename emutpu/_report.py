@@ -26,10 +26,12 @@ __all__ = [
     "ABSENT",
     "TIER_COUNTERS",
     "Document",
+    "costs_on",
     "empty_run",
     "header",
     "install_exit_report",
     "installed_version",
+    "launches",
     "merge",
     "run_document",
     "this_process",
@@ -331,6 +333,53 @@ def this_process() -> Document:
     statistics = cast("Statistics", runtime.statistics())
     mode = runtime.mode.name if isinstance(runtime.mode, enum.Enum) else str(runtime.mode)
     return run_document(chip, statistics, client=runtime.client.name, mode=mode)
+
+
+def launches() -> dict[int, int]:
+    """How often this process launched each of its executables so far, by a number of the executable."""
+    meter = _meter()
+    return {} if meter is None else {place: tally.calls for place, tally in enumerate(meter.tallies)}
+
+
+def costs_on(chips: Sequence[str], before: Mapping[int, int]) -> dict[str, Document]:
+    """What the launches since ``before`` would cost on each of the chips, by the cost model: nothing here is measured.
+
+    Seconds that the device is busy, one launch after the other; FLOPs and bytes of HBM traffic; the unit that most of the
+    time is bound by; the relative error bar, weighted by time; and how many of the launches have no cost.
+    """
+    meter = _meter()
+    tallies = [] if meter is None else list(enumerate(meter.tallies))
+    launched = [(tally, tally.calls - before.get(place, 0)) for place, tally in tallies]
+    launched = [(tally, calls) for tally, calls in launched if calls]
+    return {chip: _cost_on(chip, launched) for chip in chips}
+
+
+def _cost_on(chip: str, launched: Sequence[tuple[Any, int]]) -> Document:
+    costs = []
+    for tally, calls in launched:
+        executable: Any = tally.executable()
+        cost = executable.cost_on(chip) if hasattr(executable, "cost_on") else None
+        if cost is not None:
+            costs.append((cost, calls))
+    bound: collections.Counter[str] = collections.Counter()
+    for cost, calls in costs:
+        bound[cost.bound] += calls * cost.seconds
+    busy = bound.total()
+    return {
+        "seconds": busy,
+        "flops": sum(calls * cost.flops for cost, calls in costs),
+        "hbm_bytes": sum(calls * cost.hbm_bytes for cost, calls in costs),
+        "bound": bound.most_common(1)[0][0] if bound else None,
+        "error_bar": sum(calls * cost.seconds * cost.error_bar for cost, calls in costs) / busy if busy else None,
+        "launches": sum(calls for _, calls in launched),
+        "unmodelled": sum(calls for _, calls in launched) - sum(calls for _, calls in costs),
+    }
+
+
+def _meter() -> Any:
+    module: Any = sys.modules.get("emutpu.backend.runtime")
+    runtime = module.runtime() if module else None
+    return runtime.meter if runtime is not None and runtime.initialized else None
 
 
 def _by_count(counts: Mapping[str, int]) -> dict[str, int]:

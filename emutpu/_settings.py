@@ -39,6 +39,7 @@ CLIENTS = ("cpu", "interpreter", "dry_run")
 PRECISIONS = ("default", "high", "highest")
 QUIRKS = ("0.2.0",)
 BOUNDED = ("assume",)
+HOST_COMPILES = ("full", "quick")
 CPU_TARGETS = ("native", "x86-64-v2", "x86-64-v3", "x86-64-v4")
 
 _SLICE = re.compile(r"(?:\d+x)?[a-z][a-z0-9]*-\d+(?:x\d+){0,2}")
@@ -104,6 +105,7 @@ class Settings:
     precision: str | None
     allow_fallback: bool
     cpu_target: str | None
+    host_compile: str
     cache_dir: str | None
     cache_key: str | None
     cache_max_bytes: int
@@ -287,6 +289,12 @@ VARIABLES: tuple[Variable, ...] = (
         CPU_TARGETS,
         None,
         "compile for this baseline instead of this host's CPU, for fleets that share a cache",
+    ),
+    _own_choice(
+        "HOST_COMPILE",
+        HOST_COMPILES,
+        "full",
+        "'quick' compiles in a fraction of the time to code that runs slower: for tests that launch an op a few times",
     ),
     Variable(
         "EMUTPU_CACHE_DIR",

@@ -74,6 +74,7 @@ class EmulatedExecutable:
     __slots__ = (
         "__weakref__",
         "_client",
+        "_elsewhere",
         "_info",
         "_modelled",
         "_module",
@@ -93,6 +94,7 @@ class EmulatedExecutable:
         self._module = module
         self._options = options
         self._modelled: Modelled | None = None
+        self._elsewhere: dict[str, ModelledCost | None] = {}
         self.name = info.name
         self.arguments = info.arguments
         self.results = info.results
@@ -122,7 +124,7 @@ class EmulatedExecutable:
     @property
     def _figures(self) -> Modelled:
         if self._modelled is None:
-            self._modelled = modelled(self._module, self._info, self._client.topology, self._options)
+            self._modelled = modelled(self._module, self._info, self._client.topology.chip, self._options)
         return self._modelled
 
     def memory(self) -> ExecutableMemory:
@@ -138,6 +140,14 @@ class EmulatedExecutable:
     def cost(self) -> ModelledCost | None:
         """What the emulated chip would spend on a launch."""
         return self._figures.cost
+
+    def cost_on(self, chip: str) -> ModelledCost | None:
+        """What another chip would spend on a launch; None where nothing is known of it. Kept, once it was asked for."""
+        if chip == self._client.topology.chip:
+            return self.cost()
+        if chip not in self._elsewhere:
+            self._elsewhere[chip] = modelled(self._module, self._info, chip, self._options).cost
+        return self._elsewhere[chip]
 
 
 def emulated_launch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from emutpu.backend.pjrt import CompileOptions, Effort, ModelledCost, Topology, Unimplemented
+from emutpu.backend.pjrt import CompileOptions, Effort, ModelledCost, Unimplemented
 
 from ._modules import ModuleInfo
 from .chips import chip
@@ -31,13 +31,13 @@ class Modelled:
     temporaries: int
 
 
-def modelled(module: bytes, info: ModuleInfo, topology: Topology, options: CompileOptions) -> Modelled:
-    """The modelled cost of one launch of ``module`` on a device of ``topology``.
+def modelled(module: bytes, info: ModuleInfo, name: str, options: CompileOptions) -> Modelled:
+    """The modelled cost of one launch of ``module`` on a device of the chip of that name.
 
     An operation that has no model makes the launch cost the traffic of its arguments and results, which is said in the
     cost's assumptions. None for a chip without constants.
     """
-    spec = chip(topology.chip)
+    spec = chip(name)
     level = "eager" if options.effort in (Effort.O0, Effort.O1) else "compiled"
     try:
         found = estimate(module, spec, level)  # type: ignore[arg-type]  # one of the two

@@ -19,18 +19,26 @@ CLIENTS: dict[str, str] = {
 
 
 def make_client(
-    name: str = "cpu", topology: Topology | None = None, *, cpu_target: str | None = None, seed: int | None = None
+    name: str = "cpu",
+    topology: Topology | None = None,
+    *,
+    cpu_target: str | None = None,
+    quick: bool = False,
+    seed: int | None = None,
 ) -> Client:
     """A new client: ``cpu`` computes with XLA's CPU compiler, ``interpreter`` with StableHLO's reference interpreter,
     ``dry_run`` knows shapes only, and reads give values drawn from ``seed``, if there is one. ``topology`` defaults to
-    one v5e chip; ``cpu_target`` is a baseline that ``cpu`` compiles for (``x86-64-v3`` …) instead of this host. Raises
-    ValueError for an unknown name.
+    one v5e chip; ``cpu_target`` is a baseline that ``cpu`` compiles for (``x86-64-v3`` …) instead of this host, and with
+    ``quick`` it spends as little time on compiling as it can. Raises ValueError for an unknown name.
     """
     if name not in CLIENTS:
         close = difflib.get_close_matches(name, CLIENTS, n=1, cutoff=0.3)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"unknown client {name!r}: known are {', '.join(CLIENTS)}{hint}")
     module = importlib.import_module(f"{__package__}.{name}_client")
-    options: dict[str, dict[str, object]] = {"cpu": {"cpu_target": cpu_target}, "dry_run": {"seed": seed}}
+    options: dict[str, dict[str, object]] = {
+        "cpu": {"cpu_target": cpu_target, "quick": quick},
+        "dry_run": {"seed": seed},
+    }
     made: Client = getattr(module, CLIENTS[name])(topology or single_chip(), **options.get(name, {}))
     return made

@@ -107,15 +107,17 @@ def _limit(target: str) -> None:
 class CpuClient(EmulatedClient):
     """One emulated device on JAX's CPU device. Thread-safe; compilation and execution release the GIL.
 
-    ``cpu_target`` is a baseline of :data:`_cpu_features.LEVELS` (or ``native``) that code is compiled for.
+    ``cpu_target`` is a baseline of :data:`_cpu_features.LEVELS` (or ``native``) that code is compiled for; ``quick`` trades
+    the speed of the code for that of the compiler (:mod:`simulator._xla_flags` has the figures).
     """
 
     name = "cpu"
     computes = True
 
-    def __init__(self, topology: Topology, *, cpu_target: str | None = None) -> None:
+    def __init__(self, topology: Topology, *, cpu_target: str | None = None, quick: bool = False) -> None:
         super().__init__(topology)
         self._cpu_target = None if cpu_target == "native" else cpu_target
+        self._quick = quick
         try:
             if self._cpu_target is not None:
                 _limit(self._cpu_target)
@@ -144,7 +146,7 @@ class CpuClient(EmulatedClient):
 
     def fingerprint(self) -> str:
         """Versions, flags, CPU features and our own legalisation: whatever decides the code besides module and options."""
-        return f"{_jaxlib.fingerprint(self._cpu_target)} legalisation {VERSION}"
+        return f"{_jaxlib.fingerprint(self._cpu_target)} legalisation {VERSION}{' quick' if self._quick else ''}"
 
     def close(self) -> None:
         """Refuse every later use with FailedPrecondition."""
@@ -162,7 +164,7 @@ class CpuClient(EmulatedClient):
         self.check_compile(options)
         parsed = parse(module)
         info = inspect(parsed)
-        settings = _jaxlib.compile_options([self.device.id], prepare(parsed, info, options))
+        settings = _jaxlib.compile_options([self.device.id], prepare(parsed, info, options, quick=self._quick))
         try:
             loaded = _jaxlib.compile_module(self.backend, parsed, self._devices, settings)
         except _ERRORS as error:

@@ -119,7 +119,8 @@ class DryRunClient(EmulatedClient):
 
 def _drawn(generator: np.random.Generator, aval: Aval) -> np.ndarray[Any, Any]:
     """Values for a read: integers 0 or 1, booleans true or false, anything else in [0.5, 1.5)."""
-    drawn = np.asarray(generator.random(aval.shape) + (0.5 if aval.dtype.kind not in "biu" else 0.0))
-    drawn = (drawn if aval.dtype.kind not in "biu" else drawn < 0.5).astype(aval.dtype)
+    whole = aval.dtype.kind in "biu"
+    uniform = generator.random(aval.shape)
+    drawn = np.asarray(uniform < 0.5 if whole else uniform + 0.5, aval.dtype)  # of a scalar, numpy makes no array
     drawn.flags.writeable = False
     return drawn

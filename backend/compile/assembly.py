@@ -9,8 +9,12 @@ import torch
 from torch import fx
 
 from emutpu.backend.compile.graph import Piece, cut, output_arguments
+from emutpu.backend.compile.locations import node_origin
 from emutpu.backend.compile.program import DeviceProgram
 from emutpu.backend.compile.replay import NeedsContents
+from emutpu.backend.deferred.values import NO_CONTENTS
+from emutpu.backend.errors import describe
+from emutpu.backend.runtime import runtime
 
 __all__ = ["CompiledGraph", "compile_graph"]
 
@@ -126,9 +130,32 @@ def compile_graph(
                 start(program)
                 steps.append(program)
         except NeedsContents as error:
+            _refuse_branches(error)
             eager |= {error.node}
             continue
         return CompiledGraph(module, steps, name)
+
+
+_BRANCHES = frozenset({"cond", "while_loop", "while_loop_stack_output"})
+
+
+def _refuse_branches(error: NeedsContents) -> None:
+    """Raise NotImplementedError for a branch that the device would decide. TorchTPU 0.2.0 lowers ``scan`` and
+    ``associative_scan``; of other ops with programs inside it runs PyTorch's own code, on placeholder tensors without values.
+    """
+    innermost = error
+    while isinstance(innermost.__cause__, NeedsContents):
+        innermost = innermost.__cause__
+    node, configuration = innermost.node, runtime().configuration
+    target, beyond = node.target, configuration is not None and configuration.beyond
+    if beyond or not isinstance(target, torch._ops.HigherOrderOperator) or target._name not in _BRANCHES:
+        return
+    origin = node_origin(node)
+    line = f"\n  issued at {describe(*origin[1:])}" if origin is not None else ""
+    raise NotImplementedError(
+        f"{target._name}: {NO_CONTENTS}{line}\n  A compiled graph cannot branch on a value of the device: use torch.where "
+        "or scan, or break the graph there (torch._dynamo.graph_break()). EMUTPU_BEYOND=1 lets the host decide."
+    ) from error
 
 
 def _split_name(name: str, number: int) -> str:

@@ -295,7 +295,8 @@ class _Replay:
         try:
             self.values[node] = self._call(node, args, kwargs)
         except Exception as error:  # any: it is told of its line and raised again
-            if isinstance(error, RuntimeError) and NO_CONTENTS in str(error):
+            # One inside of a body is raised anew: it is the op with the body that runs eagerly.
+            if isinstance(error, NeedsContents) or (isinstance(error, RuntimeError) and NO_CONTENTS in str(error)):
                 raise NeedsContents(node) from error
             origin = node_origin(node)
             if origin is not None:

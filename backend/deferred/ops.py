@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -148,8 +149,8 @@ class DeferredOp:
                 queue.leave()
             elif self.repeat:
                 detector = queue.detector
-                detector.state, found = detector.state.next.get(self.repeat) or detector.learn(self.repeat)
-                if found:
+                state = detector.state = detector.state.next.get(self.repeat) or detector.learn(self.repeat)
+                if state.found:
                     queue.cut()
             if self.draws:
                 # The generator's state is a value of the device, and drawing updates it there.
@@ -157,6 +158,69 @@ class DeferredOp:
                 updated = update.record(values[-1:], (update.name, *origin[1:]))
                 queue.drawn(LOCAL.state.drawer, self.draws, updated[0])
         return made
+
+    def recorder(self, arity: int) -> Record:
+        """:meth:`record` for so many operands, without what the op never needs."""
+        if not self.one or self.draws or self.flushes or arity > _LONGEST:
+            return self.record
+        return _recorder(arity)(self, self.layouts[0], self.alive, self.repeat)
+
+
+_LONGEST = 4
+_RECORD = """
+def make(op, layout, alive, repeat):
+    def record(values, origin):
+        {names} = values
+        queue = LOCAL.state.queue or current_queue()
+        with queue.lock:
+            while True:  # as in DeferredOp.record
+                batch = queue.batch
+                before = batch.state
+                {operands}
+                event = (op, {slots})
+                after = before.next.get(event) or before.extend(event)
+                pending = Pending(batch, layout)
+                made = [pending]
+                references, issued = [ref(pending)], [origin]
+                origins, marks, known = batch.origins, batch.marks, batch.references
+                slot = len(marks)
+                if batch.state is before and queue.batch is batch:
+                    batch.state = after
+                    origins += issued
+                    marks += alive
+                    known += references
+                    break
+            pending.slot = slot
+            if repeat:
+                detector = queue.detector
+                state = detector.state = detector.state.next.get(repeat) or detector.learn(repeat)
+                if state.found:
+                    queue.cut()
+        return made
+    return record
+"""
+_OPERAND = """
+                if v{0}.__class__ is Pending and v{0}.batch is batch: s{0} = v{0}.slot
+                else:
+                    if v{0}.__class__ is Pending: v{0} = v{0}.settled()
+                    s{0} = batch.index.get(id(v{0}))
+                    if s{0} is None: s{0} = batch.add_input(v{0})
+"""
+
+
+@functools.cache
+def _recorder(arity: int) -> Callable[..., Record]:
+    """The text of ``record`` for ops of one result and so many operands, with its loop written out."""
+    names = ", ".join(f"v{n}" for n in range(arity))
+    text = _RECORD.format(
+        names=f"[{names}]",
+        operands="".join(_OPERAND.format(n) for n in range(arity)).strip(),
+        slots=", ".join(f"s{n}" for n in range(arity)) + ("," if arity == 1 else ""),
+    )
+    namespace: dict[str, Any] = {"LOCAL": LOCAL, "Pending": Pending, "current_queue": current_queue, "ref": ref}
+    exec(compile(text, f"<emutpu recorder {arity}>", "exec"), namespace)  # noqa: S102  # our own text
+    made: Callable[..., Record] = namespace["make"]
+    return made
 
 
 _numbers = itertools.count(1)
@@ -217,7 +281,7 @@ def deferred_entry(signature: Signature, options: Options, values: tuple[Any, ..
         flushes=options.flushes,
         undefined=wraps.count(None),
     )
-    return Entry(
+    entry = Entry(
         launch=_never,
         executable=None,
         key=Key("", "", ""),
@@ -226,8 +290,17 @@ def deferred_entry(signature: Signature, options: Options, values: tuple[Any, ..
         base=module.needs_base,
         draws=module.draws,
         numbers=module.numbers,
-        record=op.record if HOOKS.before is None else _after(HOOKS.before, op.record),
+        record=op.record,
     )
+
+    def first(values: Sequence[Buffer], origin: Origin) -> Sequence[Buffer]:
+        """How many operands there are shows at the first record, and all of an entry's are alike."""
+        record = op.recorder(len(values))
+        entry.record = record if HOOKS.before is None else _after(HOOKS.before, record)
+        return entry.record(values, origin)
+
+    entry.record = first
+    return entry
 
 
 class _Hooks:

@@ -11,7 +11,7 @@ from emutpu.backend.deferred.plan import Plan, Step, make_plan
 from emutpu.backend.deferred.region import Node, RegionKey, forget_regions, region
 from emutpu.backend.deferred.repeats import Detector
 from emutpu.backend.deferred.trace import Traces
-from emutpu.backend.deferred.values import Batch
+from emutpu.backend.deferred.values import BEING_COMPUTED, Batch
 from emutpu.backend.errors import describe, region_failure
 from emutpu.backend.location import Origin, capture
 from emutpu.backend.options import LOCAL
@@ -20,6 +20,8 @@ from emutpu.backend.runtime import runtime
 from emutpu.backend.streams import current_stream
 
 if TYPE_CHECKING:
+    from emutpu.backend.cache import Acquired, Flight
+    from emutpu.backend.keys import Key
     from emutpu.backend.rng import TpuGenerator
 
 __all__ = ["Queue", "Repeats", "current_queue", "forget", "materialize_all"]
@@ -71,9 +73,22 @@ class Queue:
 
     def materialize(self, reason: str) -> None:
         """Do everything that is live. Raises the failure of the first region that fails."""
+        if LOCAL.state.compiles:
+            self._materialize_if_free(reason)
+            return
         with self.lock:
             if self._do(reason, whole=False):
                 self.detector.reset()
+
+    def _materialize_if_free(self, reason: str) -> None:
+        """For a finalizer on a thread of the compile pool: who has the lock may be waiting for this very thread."""
+        if not self.lock.acquire(blocking=False):
+            raise RuntimeError(BEING_COMPUTED)
+        try:
+            if self._do(reason, whole=False):
+                self.detector.reset()
+        finally:
+            self.lock.release()
 
     def _do(self, reason: str, *, whole: bool) -> bool:
         """Whether anything was to be done."""
@@ -128,14 +143,15 @@ class _Run:
         self.trigger = (reason, *capture())
         # Regions take no precision from the thread: each op has its own.
         self.options = LOCAL.state.plain
+        self.flights: dict[int, Flight] = {}  # compilations under way, by the first of the plan's steps that need them
 
     def run(self) -> None:
         if LOG.observer is not None:
             LOG.observer.planned(self.batch, self.plan, self.trigger)
         failure: BaseException | None = None
         try:
-            for step in self.plan.steps:
-                problem = self._inherited(step) or self._step(step)
+            for number, step in enumerate(self.plan.steps):
+                problem = self._inherited(step) or self._step(number, step)
                 if problem is not None:
                     failure = failure or problem
                     self.failures |= dict.fromkeys(step.outputs, problem)
@@ -149,7 +165,48 @@ class _Run:
             return None
         return next((self.failures[i] for i in step.inputs if i in self.failures), None)
 
-    def _step(self, step: Step) -> Exception | None:
+    def _executable(self, number: int, step: Step) -> tuple[Key, Acquired]:
+        """The step's executable, while those of the next steps compile beside it."""
+        later = self._missing(number)
+        if later:
+            self._begin(number)
+        for other in later:
+            try:
+                self._begin(other)
+            except Exception:  # noqa: BLE001  # any: it comes again when that step's turn does
+                break
+        flight = self.flights.pop(number, None)
+        if flight is not None:
+            return step.region.finish(self.options, flight)
+        return step.region.acquire(self.options, self._origins(step))
+
+    def _missing(self, number: int) -> list[int]:
+        """Steps after this one that wait for regions of their own, as many as may be compiled beside it."""
+        steps = self.plan.steps
+        room = runtime().cache.ahead - len({number, *self.flights})
+        seen = {id(steps[n].region) for n in (number, *self.flights)}
+        found: list[int] = []
+        for later in range(number + 1, len(steps)):
+            if len(found) >= room:
+                break
+            region = steps[later].region
+            if region.key.nodes[0].op.collective is None and self.options not in region.executables:
+                if id(region) not in seen:
+                    found.append(later)
+                seen.add(id(region))
+        return found
+
+    def _begin(self, number: int) -> None:
+        if number not in self.flights:
+            step = self.plan.steps[number]
+            flight = step.region.begin(self.options, self._origins(step))
+            if flight is not None:
+                self.flights[number] = flight
+
+    def _origins(self, step: Step) -> list[Origin]:
+        return [self.batch.origins[k] for k in step.nodes]
+
+    def _step(self, number: int, step: Step) -> Exception | None:
         batch, values = self.batch, self.values
         tier, seconds = 1, 0.0
         executable = step.region.executables.get(self.options)
@@ -161,7 +218,7 @@ class _Run:
                 results = collective(arguments)
             else:
                 if executable is None:
-                    key, acquired = step.region.acquire(self.options, [batch.origins[k] for k in step.nodes])
+                    key, acquired = self._executable(number, step)
                     executable = key, acquired.executable
                     tier, seconds = acquired.tier, acquired.seconds
                 key = executable[0]
@@ -197,7 +254,7 @@ class _Run:
 
     def _culprit(self, step: Step) -> Origin:
         """Which op of a region that failed it was: each is tried alone, with the region's own inputs."""
-        origins = [self.batch.origins[k] for k in step.nodes]
+        origins = self._origins(step)
         inputs = [self.batch.inputs[~i] if i < 0 else self.values[i] for i in step.inputs]
         made: list[Buffer] = []
         for (op, operands), origin in zip(step.region.key.nodes, origins, strict=True):
@@ -240,7 +297,9 @@ def current_queue() -> Queue:
     state = LOCAL.state
     queue = state.queue
     if queue is None:
-        queue = state.queue = queue_of(current_stream().stream_id)
+        # A thread that compiles for others must not wait for them: what a finalizer records there has its own list.
+        stream = current_stream().stream_id
+        queue = state.queue = queue_of(stream) if not state.compiles else Queue(Repeats.OFF)
     assert isinstance(queue, Queue)
     return queue
 

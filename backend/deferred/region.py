@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from emutpu.backend.cache import Acquired
+from emutpu.backend.cache import Acquired, Flight
 from emutpu.backend.dtypes import numpy_dtype
 from emutpu.backend.errors import describe
 from emutpu.backend.hlo import Builder, Value
@@ -102,18 +102,28 @@ class Region:
         if found is not None:
             return found[0], Acquired(found[1], 1, 0.0)
         key = self.logical_key(options)
-        cache = runtime().cache
-
-        def build() -> bytes:
-            return self.build(origins)
-
-        def compile_module() -> Executable:
-            return runtime().client.compile(build(), options.compile_options)
-
-        acquired = cache.request(key, compile_module, options.compile_options, build)
-        if cache.allow:
-            self.executables[options] = (key, acquired.executable)
+        cache, compile_options = runtime().cache, options.compile_options
+        acquired = cache.request(key, runtime().compiler(compile_options), compile_options, lambda: self.build(origins))
+        self._keep(options, key, acquired)
         return key, acquired
+
+    def begin(self, options: Options, origins: Sequence[Origin]) -> Flight | None:
+        """Begin what :meth:`acquire` would do; :meth:`finish` waits for it. None if there is nothing to begin.
+
+        Raises what a lowering raises, with the op's line.
+        """
+        key = self.logical_key(options)
+        return runtime().cache.begin(key, runtime().compiler(options.compile_options), lambda: self.build(origins))
+
+    def finish(self, options: Options, flight: Flight) -> tuple[Key, Acquired]:
+        """What :meth:`begin` began. Raises PjrtError from the compiler."""
+        acquired = flight.wait()
+        self._keep(options, flight.key, acquired)
+        return flight.key, acquired
+
+    def _keep(self, options: Options, key: Key, acquired: Acquired) -> None:
+        if runtime().cache.allow:
+            self.executables[options] = (key, acquired.executable)
 
     def submit(self, options: Options, origins: Sequence[Origin]) -> tuple[str, Future[Acquired]] | None:
         """Queue the compilation that :meth:`acquire` would do; gives its key. None if it is done, or queued already.
@@ -124,13 +134,9 @@ class Region:
         cache = runtime().cache
         if options in self.executables or cache.expects(key):
             return None
-        module = self.build(origins)
-        client = runtime().client
-
-        def compile_module() -> Executable:
-            return client.compile(module, options.compile_options)
-
-        return str(key), cache.submit(key, compile_module, options.compile_options, lambda: module)
+        module, compile_options = self.build(origins), options.compile_options
+        compile_module = runtime().compiler(compile_options)
+        return str(key), cache.submit(key, compile_module, compile_options, lambda: module)
 
     def build(self, origins: Sequence[Origin] = ()) -> bytes:
         """The canonical module, with the users' lines as locations where ``origins`` are given."""

@@ -18,15 +18,19 @@ _LIMIT = 20_000
 
 
 class _State:
-    """``ops`` the last ops, oldest first; ``period`` of the last find; ``wait`` ops still to pass before the next."""
+    """``ops`` the last ops, oldest first; ``period`` of the last find; ``wait`` ops still to pass before the next.
 
-    __slots__ = ("next", "ops", "period", "wait")
+    ``found`` where the last op ended a copy, which makes all of the period's ops wait.
+    """
+
+    __slots__ = ("found", "next", "ops", "period", "wait")
 
     def __init__(self, ops: tuple[int, ...], period: int, wait: int) -> None:
         self.ops = ops
         self.period = period
         self.wait = wait
-        self.next: dict[int, tuple[_State, bool]] = {}
+        self.found = 0 < period == wait
+        self.next: dict[int, _State] = {}
 
 
 class Detector:
@@ -39,25 +43,25 @@ class Detector:
 
     def push(self, op: int) -> bool:
         """Note an op; True when it ends a copy after which the list is to be cut. The recorder has this written out."""
-        self.state, found = self.state.next.get(op) or self.learn(op)
-        return found
+        self.state = self.state.next.get(op) or self.learn(op)
+        return self.state.found
 
     def reset(self) -> None:
         """Forget the history."""
         self.state = self._intern((), 0, 0)
 
-    def learn(self, op: int) -> tuple[_State, bool]:
-        """The state after an op that never came here, and whether the list is to be cut."""
+    def learn(self, op: int) -> _State:
+        """The state after an op that never came here."""
         before = self.state
         step = before.next[op] = self._step(before, op)
         return step
 
-    def _step(self, before: _State, op: int) -> tuple[_State, bool]:
+    def _step(self, before: _State, op: int) -> _State:
         ops = (*before.ops, op)[-_WINDOW:]
         if before.wait > 1:
-            return self._intern(ops, before.period, before.wait - 1), False
+            return self._intern(ops, before.period, before.wait - 1)
         period = before.period if before.period and _repeats(ops, before.period) else _shortest(ops)
-        return self._intern(ops, period, period), period > 0
+        return self._intern(ops, period, period)
 
     @classmethod
     def _intern(cls, ops: tuple[int, ...], period: int, wait: int) -> _State:

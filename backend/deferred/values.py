@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from emutpu.backend.deferred.trace import State
     from emutpu.backend.location import Origin
 
-__all__ = ["NO_CONTENTS", "Batch", "Pending", "Placeholder", "operand", "ready"]
+__all__ = ["BEING_COMPUTED", "NO_CONTENTS", "Batch", "Pending", "Placeholder", "operand", "ready"]
 
 NO_CONTENTS = (
     "cannot Materialize() a placeholder tensor or a tensor that depends on a placeholder. Placeholder tensors should only "
@@ -30,8 +30,8 @@ NO_CONTENTS = (
 )
 
 BEING_COMPUTED = (
-    "the tensor's value is being computed by this thread: a finalizer or a signal's handler that interrupts it cannot read "
-    "the value. Let it set a flag, and read the value later"
+    "the tensor's value is being computed by this thread, or by one that waits for it: a finalizer or a signal's handler "
+    "that interrupts it cannot read the value. Let it set a flag, and read the value later"
 )
 
 

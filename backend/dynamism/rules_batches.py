@@ -1,4 +1,4 @@
-"""Ops that work on the last dimensions alone, one element of the leading ones like another: pooling, resampling, padding."""
+"""Ops that work on the last dimensions alone, one element of the leading ones like another: pooling, resampling, padding, cells."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from emutpu.backend.dynamism.extents import extent_of, is_dynamic
 from emutpu.backend.dynamism.rules import Call, Symbolic, Unsupported, rule
+from emutpu.backend.dynamism.rules_pooling import POOLS
 from emutpu.backend.dynamism.writer import Padded
 
 __all__: list[str] = []
@@ -41,12 +42,16 @@ def _batchwise(call: Call) -> Any:
     for name, tensor in operands.items():
         if len(tensor.dims) - last != lead:
             raise Unsupported("operands of different ranks")
-        call.refuse_along(tensor, range(lead, len(tensor.dims)), "works along a dynamic dimension")
-        for axis in range(lead):
+        for axis in range(len(tensor.dims)):
             operands[name] = writer.prefixed(operands[name], axis)
     dims = operands[names[0]].dims[:lead]
+    along = any(is_dynamic(dim) for tensor in operands.values() for dim in tensor.dims[lead:])
+    if along and call.op._opname not in POOLS:
+        raise Unsupported("works along a dynamic dimension")
     if any(tensor.dims[:lead] != dims for tensor in operands.values()):
         raise Unsupported("operands whose leading dimensions differ")
+    if along:
+        return POOLS[call.op._opname](call, operands, lead)
     sizes = {name: _extents(call, value) for name, value in call.given.items() if isinstance(value, list | tuple)}
     node = call.emit(**operands, **sizes)
     if isinstance(call.promised, torch.Tensor):
@@ -92,3 +97,19 @@ def _diagonal_backward(call: Call) -> Padded:
     kept = iter(grad.dims)
     dims = [dim if axis in gone else next(kept) for axis, dim in enumerate(dims)]
     return call.give(call.emit(input_sizes=list(map(extent_of, dims))), dims)
+
+
+@rule("_thnn_fused_lstm_cell.default", "_thnn_fused_lstm_cell_backward_impl.default")
+def _cells(call: Call) -> list[Any]:
+    """Cells of an LSTM: [batch, …] each but the biases, whose gradients are sums over the batch. PyTorch has no fake GRU cell."""
+    writer = call.writer
+    operands = {name: value for name, value in call.given.items() if isinstance(value, Padded) and len(value.dims) == 2}
+    for name, tensor in operands.items():
+        call.refuse_along(tensor, [1], "a cell with dynamic features")
+        operands[name] = writer.clean(writer.prefixed(tensor, 0))
+    rows = next(iter(operands.values())).dims[0]
+    results: list[Any] = []
+    for number, value in enumerate(call.promised):
+        shape = call.prefixes(number) if isinstance(value, torch.Tensor) else None
+        results.append(shape if shape is None or len(shape) == 1 else (rows, shape[1]))
+    return call.several(call.emit(**operands), results)

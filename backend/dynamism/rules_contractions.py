@@ -88,34 +88,30 @@ def _linear_backward(call: Call) -> list[Any]:
 @rule("convolution.default")
 def _convolution(call: Call) -> Padded:
     x, weight = call["input"], call["weight"]
-    if call["transposed"] and any(is_dynamic(dim) for dim in x.dims[1:]):
-        raise Unsupported("a transposed convolution over a dynamic dimension")
-    _refuse_weights(call, x, weight)
+    _refuse_weights(x, weight)
     for axis in range(2, len(x.dims)):
         x = call.writer.prefixed(x, axis)
-    # Zeros behind the last element that counts are what the convolution's own padding would be.
+    # Zeros behind the last element that counts are what the convolution's own padding would be, and what a transposed
+    # one has nothing from.
     x = call.writer.masked(x, range(2, len(x.dims)), 0)
     return call.give(call.emit(input=x), (x.dims[0], *call.prefixes()[1:]))
 
 
-def _refuse_weights(call: Call, x: Padded, weight: Padded) -> None:
+def _refuse_weights(x: Padded, weight: Padded) -> None:
     if weight.dynamic or is_dynamic(x.dims[1]):
         raise Unsupported("a convolution with dynamic channels or a dynamic kernel")
-    _ = call
 
 
 @rule("convolution_backward.default")
 def _convolution_backward(call: Call) -> list[Any]:
     writer, grad, x, weight = call.writer, call["grad_output"], call["input"], call["weight"]
-    if call["transposed"] and any(is_dynamic(dim) for dim in x.dims[1:]):
-        raise Unsupported("a transposed convolution over a dynamic dimension")
-    _refuse_weights(call, x, weight)
+    _refuse_weights(x, weight)
     if x.dims[0] != grad.dims[0]:
         x, grad = writer.prefixed(x, 0), writer.prefixed(grad, 0)
     for axis in range(2, len(x.dims)):
         x, grad = writer.prefixed(x, axis), writer.prefixed(grad, axis)
     node = call.emit(grad_output=writer.clean(grad), input=writer.clean(x))
-    return call.several(node, [x.dims, weight.dims, weight.dims[:1]])
+    return call.several(node, [x.dims, weight.dims, grad.dims[1:2]])
 
 
 @rule("native_layer_norm.default", "_fused_rms_norm.default")

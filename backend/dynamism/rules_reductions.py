@@ -218,3 +218,21 @@ def _topk(call: Call) -> list[Any]:
     dims = [*tensor.dims[:axis], call.prefixes(0)[axis], *tensor.dims[axis + 1 :]]
     parts = [writer.call(aten.slice.Tensor, writer.item(node, number), axis, 0, k) for number in (0, 1)]
     return [call.give(part, dims, number) for number, part in enumerate(parts)]
+
+
+@rule("searchsorted.Tensor")
+def _places_in(call: Call) -> Padded:
+    ordered, values = call["sorted_sequence"], call["self"]
+    writer, last = call.writer, len(ordered.dims) - 1
+    if call["sorter"] is not None:
+        raise Unsupported("a search with a sorter")
+    for axis in range(last):
+        if ordered.dims[axis] != values.dims[axis]:
+            ordered, values = writer.prefixed(ordered, axis), writer.prefixed(values, axis)
+    dim = ordered.dims[last]
+    ordered = writer.prefixed(ordered, last)
+    node = call.emit(sorted_sequence=writer.masked(ordered, [last], greatest(ordered.dtype)), self=values)
+    if is_dynamic(dim):  # what is as great as padding comes behind it
+        node = writer.call(aten.minimum.default, node, writer.size(true_of(dim)))
+        node = writer.call(aten._to_copy.default, node, dtype=call.promised.dtype)
+    return call.give(node, values.dims)

@@ -226,12 +226,8 @@ def _slice(call: Call) -> Padded:
         return call.give(tensor.node, tensor.dims)
     _refuse_steps(call)
     tensor = writer.prefixed(tensor, axis)
-    start = _start(call, true_of(tensor.dims[axis]))
-    dims = [*tensor.dims[:axis], wanted, *tensor.dims[axis + 1 :]]
-    if start == 0:
-        return call.give(tensor.node, dims)
-    index = writer.call(aten.add.Tensor, writer.iota(extent_of(wanted)), writer.size(start))
-    return call.give(writer.taken(tensor, axis, index, wanted).node, dims)
+    part = _part(writer, tensor, axis, _start(call, true_of(tensor.dims[axis])), wanted)
+    return call.give(part.node, part.dims)
 
 
 def _shifted(call: Call, tensor: Padded, axis: int, start: sympy.Expr, extent: int) -> tuple[Any, Any]:
@@ -337,15 +333,37 @@ def _triangle(call: Call) -> Padded:
     return call.give(call.emit(self=tensor), tensor.dims)
 
 
-@rule("split.Tensor", "split_with_sizes.default", "unbind.int")
+@rule("split.Tensor", "split_with_sizes.default", "unsafe_split.Tensor", "unbind.int")
 def _split(call: Call) -> list[Any]:
     tensor: Padded = call["self"]
     axis = call.axis(call["dim"], tensor)
-    call.refuse_along(tensor, [axis], "splits a dynamic dimension")
     rest = (*tensor.dims[:axis], *tensor.dims[axis + 1 :])
     if call.op._opname == "unbind":
-        dims: list[tuple[Dim, ...]] = [rest] * len(call.promised)
-    else:
-        extents = [call.bounds.prefix(sympy.Integer(part.shape[axis])) for part in call.promised]
-        dims = [(*tensor.dims[:axis], extent, *tensor.dims[axis + 1 :]) for extent in extents]
-    return call.several(call.emit(), dims)
+        call.refuse_along(tensor, [axis], "unbinds a dynamic dimension")
+        return call.several(call.emit(), [rest] * len(call.promised))
+    if is_dynamic(tensor.dims[axis]):
+        return _parts(call, tensor, axis)
+    extents = [call.bounds.prefix(sympy.Integer(part.shape[axis])) for part in call.promised]
+    return call.several(call.emit(), [(*tensor.dims[:axis], extent, *tensor.dims[axis + 1 :]) for extent in extents])
+
+
+def _parts(call: Call, tensor: Padded, axis: int) -> list[Padded]:
+    """The parts of a dynamic dimension one after the other: how many there are is a guard of the graph."""
+    writer = call.writer
+    tensor = writer.prefixed(tensor, axis)
+    found: list[Padded] = []
+    start: sympy.Expr = sympy.Integer(0)
+    for number in range(len(call.promised)):
+        extent = call.shape(number)[axis]
+        part = _part(writer, tensor, axis, start, writer.bounds.prefix(extent))
+        found.append(call.give(part.node, part.dims, number))
+        start = sympy.expand(start + extent)
+    return found
+
+
+def _part(writer: Writer, tensor: Padded, axis: int, start: sympy.Expr, wanted: Dim) -> Padded:
+    """The elements of ``wanted`` from ``start`` on along an axis whose padding is at its end."""
+    if start == 0:
+        return Padded(tensor.node, (*tensor.dims[:axis], wanted, *tensor.dims[axis + 1 :]))
+    index = writer.call(aten.add.Tensor, writer.iota(extent_of(wanted)), writer.size(start))
+    return writer.taken(tensor, axis, index, wanted)

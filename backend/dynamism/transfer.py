@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,13 +28,8 @@ Array = np.ndarray[Any, Any]
 At = Callable[[sympy.Expr], Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Kept:
-    """How a tensor lies whose padding was taken from sight: hangs on its storage."""
-
-    size: tuple[int, ...]
-    padded: tuple[int, ...]
-    stride: tuple[int, ...]
+# Offset, size and strides of tensors whose padding was taken from sight, and their padded extents: hangs on the storage.
+_Kept = dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
 
 
 def read(tensor: torch.Tensor) -> Array:
@@ -63,10 +57,12 @@ def read(tensor: torch.Tensor) -> Array:
 
 def padded(tensor: torch.Tensor, extents: tuple[int, ...]) -> torch.Tensor:
     """A tensor with padding behind each dimension, contiguous; without a copy where it lies so already."""
-    own: _Kept | None = getattr(tensor.untyped_storage(), "kept", None)
-    size = tuple(tensor.shape)
-    if own is not None and (own.size, own.padded, own.stride) == (size, extents, tensor.stride()):
-        return tensor_over(tensor.untyped_storage(), tensor.dtype, 0, extents, own.stride)
+    storage, size = tensor.untyped_storage(), tuple(tensor.shape)
+    own: _Kept | None = getattr(storage, "kept", None)
+    if own is not None:
+        offset = int(tensor.storage_offset())
+        if own.get((offset, size, tensor.stride())) == extents:
+            return tensor_over(storage, tensor.dtype, offset, extents, tensor.stride())
     array = _blank(extents, numpy_dtype(tensor.dtype))
     array[tuple(slice(0, extent) for extent in size)] = read(tensor)
     return _wrapped(array, tensor.dtype, extents, contiguous_strides(extents))
@@ -109,9 +105,10 @@ def strided(
 
 def kept(result: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
     """The part that counts of a padded tensor, as a view that :func:`padded` knows again."""
-    storage = result.untyped_storage()
-    storage.kept = _Kept(size, tuple(result.shape), result.stride())  # type: ignore[attr-defined]  # our attribute
-    return tensor_over(storage, result.dtype, 0, size, result.stride())
+    storage, offset = result.untyped_storage(), int(result.storage_offset())
+    own: _Kept = storage.__dict__.setdefault("kept", {})
+    own[offset, size, result.stride()] = tuple(result.shape)
+    return tensor_over(storage, result.dtype, offset, size, result.stride())
 
 
 def write(tensor: torch.Tensor, array: Array) -> None:

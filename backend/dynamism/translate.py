@@ -28,6 +28,7 @@ from emutpu.backend.dynamism import (
 from emutpu.backend.dynamism.extents import Bounds, Dim, expression, extent_of, is_dynamic, true_of
 from emutpu.backend.dynamism.rules import RULES, Call, Symbolic, Unsupported, arguments_of
 from emutpu.backend.dynamism.rules_pointwise import is_pointwise, pointwise
+from emutpu.backend.dynamism.scans import scanned
 from emutpu.backend.dynamism.writer import Padded, Writer, plain_nodes
 from emutpu.backend.errors import describe
 from emutpu.backend.storage import DEVICE
@@ -226,6 +227,8 @@ class _Translator:
             return self._drawn(op, list(args), kwargs, node)
         if not _dynamic([args, kwargs], promised):
             return self._as_it_is(op, args, kwargs)
+        if isinstance(op, torch._ops.HigherOrderOperator) and op._name == "scan":
+            return scanned(self.writer, op, *args)
         if not isinstance(op, torch._ops.HigherOrderOperator):
             raise LoweringError(f"{UNHANDLED}\n  {node.format_node()}{_line(node)}")
         raise Unsupported("no rule for bounded dynamic dimensions")

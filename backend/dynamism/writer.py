@@ -103,6 +103,12 @@ class Writer:
         node.meta["val"] = self.mode.from_tensor(value)
         return node
 
+    def submodule(self, module: fx.GraphModule) -> fx.Node:
+        """A graph that an op of this one takes; it is added to the module whose graph is written anew."""
+        target = f"bounded_{len(list(self.module.children()))}"
+        self.module.add_module(target, module)
+        return self.graph.get_attr(target)
+
     def item(self, node: fx.Node, number: int) -> fx.Node:
         """One of several results."""
         return self.call(operator.getitem, node, number)

@@ -14,6 +14,7 @@ import click
 from emutpu import _settings
 from emutpu.cli._exit import EmulatorExit, EmulatorFailure
 from emutpu.cli._output import console, json_option, write_json
+from emutpu.cli._predict import device_memory, predict_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,10 +103,10 @@ def list_command(suite: str, only: str | None, json_path: str | None) -> None:
     "--mode",
     "modes",
     multiple=True,
-    type=click.Choice(("strict", "defer", "compile")),
+    type=click.Choice(("strict", "defer", "compile", "bounded")),
     default=("strict",),
     show_default=True,
-    help="How ops run; several times for several modes.",
+    help="How ops run; several times for several modes. 'bounded' compiles causal language models for several lengths.",
 )
 @click.option("--chip", type=click.Choice(_settings.CHIPS), help="The emulated chip; default that of EMUTPU_CHIP.")
 @click.option("--shard", callback=_shard, default="1/1", show_default=True, metavar="i/n", help="One of n parts.")
@@ -176,6 +177,7 @@ def _document(folder: Path, number: int | None) -> dict[str, Any]:
     """The document of a run, or of the latest. Raises UsageError where there is none."""
     from emutpu._report import header
     from emutpu.conformance.documents import document
+    from emutpu.conformance.estimates import memory
     from emutpu.conformance.history import History
     from emutpu.conformance.runner import DATABASE, mutations
 
@@ -185,7 +187,8 @@ def _document(folder: Path, number: int | None) -> dict[str, Any]:
         runs = [run for run in history.runs() if number is None or run.id == number]
         if not runs:
             raise click.UsageError(f"{folder} has no run {number}")
-        found = document(runs[0], history.answers(runs[0].id), mutations(folder))
+        sizes = memory(folder, device_memory(runs[0].plan.chip))
+        found = document(runs[0], history.answers(runs[0].id), mutations(folder), sizes)
         return header("conformance", runs[0].plan.chip) | found
 
 
@@ -218,7 +221,13 @@ def _given(folder: Path, name: str) -> dict[str, Any]:
 
 
 @command.command("mutate")
-@_suite
+@click.option(
+    "--suite",
+    type=click.Choice(("families", "smoke", "reps", "full")),
+    default="families",
+    show_default=True,
+    help="Which programs; 'families' are those of smoke and some of every package and task.",
+)
 @_only
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
 @_results
@@ -233,7 +242,7 @@ def mutate_command(suite: str, only: str | None, jobs: int, folder: Path, json_p
     from emutpu.conformance import runner
     from emutpu.conformance.pool import Limits
 
-    if not runner.selected(suite, (1, 1), only):
+    if not runner.chosen_for_faults(suite, only):
         raise click.UsageError("no program of the suite matches --only")
     terminal = console(stderr=json_path == "-")
     with terminal.status("mutating") as status:
@@ -255,6 +264,9 @@ def mutate_command(suite: str, only: str | None, jobs: int, folder: Path, json_p
     if json_path is not None:
         write_json(header("conformance-mutations", _settings.settings().chip) | found, json_path)
     return 0 if found["injected"] and found["caught"] >= _CAUGHT * found["injected"] else 1
+
+
+command.add_command(predict_command)
 
 
 @command.command("compare")

@@ -16,10 +16,10 @@ def client(request: pytest.FixtureRequest) -> Client:
     return make_client(request.param)
 
 
-@pytest.fixture(scope="session", params=["cpu", "interpreter"])
+@pytest.fixture(scope="session", params=["cpu", "quick", "interpreter"])
 def computing(request: pytest.FixtureRequest) -> Client:
-    """Each client that computes."""
-    return make_client(request.param)
+    """Each client that computes; ``quick`` is the CPU client with as little effort as it can."""
+    return make_client("cpu", quick=True) if request.param == "quick" else make_client(request.param)
 
 
 @pytest.fixture(params=sorted(CLIENTS))

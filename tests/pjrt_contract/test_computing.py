@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from emutpu.backend.pjrt import Client, CompileOptions, Effort, PjrtError, Unimplemented
+from emutpu.backend.pjrt import Client, CompileOptions, Effort, InvalidArgument, PjrtError, Unimplemented
 from emutpu.simulator import make_client
 
 from . import modules
@@ -378,6 +378,16 @@ def test_foreign_code_is_refused() -> None:
         with pytest.raises(PjrtError) as caught:
             run(make_client(name), module, np.ones(2, np.float32))
         assert "nobody" in str(caught.value) or "custom_call" in str(caught.value)
+
+
+def test_quick_code_is_kept_apart() -> None:
+    """An executable of the quick client is no executable of the other: their fingerprints differ, and neither loads it."""
+    quick, full = make_client("cpu", quick=True), make_client("cpu")
+    assert quick.fingerprint() != full.fingerprint()
+    blob = quick.compile(modules.binary("add"), CompileOptions()).serialize()
+    assert quick.deserialize(blob, CompileOptions()).name
+    with pytest.raises(InvalidArgument):
+        full.deserialize(blob, CompileOptions())
 
 
 def test_unknown_flag(computing: Client) -> None:

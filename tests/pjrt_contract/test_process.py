@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -48,6 +49,33 @@ def test_configuration_is_untouched() -> None:
         "print(int(big) == 2**40, before == (dict(jax.config.values), os.environ.get('XLA_FLAGS')), jnp.arange(3).dtype)\n"
     )
     assert out.split() == ["True", "True", "int32"]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling policies of threads are Linux's")
+def test_pools_yield_to_the_program() -> None:
+    """XLA's threads do not preempt the thread that feeds them; that one, and threads made later, stay as they were."""
+    out = python(
+        "import os, threading\n" + HEADER + "before = {int(task) for task in os.listdir('/proc/self/task')}\n"
+        "client = make_client('cpu')\n"
+        "made = {int(task) for task in os.listdir('/proc/self/task')} - before\n"
+        "later = []\n"
+        "thread = threading.Thread(target=lambda: later.append(os.sched_getscheduler(0)))\n"
+        "thread.start(); thread.join()\n"
+        "policies = {os.sched_getscheduler(task) for task in made}\n"
+        "print(policies == {os.SCHED_BATCH}, os.sched_getscheduler(0) == later[0] == os.SCHED_OTHER)\n"
+    )
+    assert out.split() == ["True", "True"]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling policies of threads are Linux's")
+def test_a_sandbox_that_forbids_policies() -> None:
+    """Where a thread's policy may not be changed, the client comes up all the same."""
+    out = python(
+        "import os\ndef refuse(*_):\n    raise PermissionError('not here')\nos.sched_setscheduler = refuse\n"
+        + HEADER
+        + "print(make_client('cpu').name)\n"
+    )
+    assert out.strip() == "cpu"
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
+import signal
+import subprocess
+import sys
 import threading
 import time
+import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from emutpu._modules import RecordingClient, recorded
 from emutpu.backend.cache import COMPILED, CompileCache
 from emutpu.backend.compile_pool import CompilePool, default_threads
 from emutpu.backend.keys import STEM, Key, Versions
+from emutpu.backend.pjrt import Fault, FaultInjectingClient, FaultSite, InternalError, ResourceExhausted
+from emutpu.backend.runtime import runtime
 
 WATCHDOG = 60.0
 
@@ -109,6 +118,164 @@ def test_a_failure_is_not_remembered() -> None:
     assert isinstance(failed, ValueError)
     assert isinstance(got, Fake)
     assert cache.misses == 1
+
+
+def test_the_compiler_runs_on_the_pool() -> None:
+    """The module is built on the caller's thread, and compiled on one of the pool's."""
+    cache = CompileCache()
+    names: list[str] = []
+
+    def build() -> bytes:
+        names.append(threading.current_thread().name)
+        return b"module"
+
+    def compile_module(module: bytes) -> Fake:
+        names.append(threading.current_thread().name)
+        assert module == b"module"
+        return Fake(key(1))
+
+    assert cache.request(key(1), compile_module, build=build).tier == COMPILED
+    assert names[0] == threading.current_thread().name
+    assert names[1].startswith("tt_compile")
+    assert cache.request(key(1), compile_module, build=build).tier == 1
+    assert len(names) == 2
+
+
+def test_different_keys_compile_beside_each_other() -> None:
+    """Two threads that want two keys are compiled for at once, also where the pool has one thread."""
+    cache = CompileCache(threads=1)
+    gate = threading.Barrier(2)
+
+    def ask(number: int) -> int:
+        def compile_module() -> Fake:
+            return Fake(key(gate.wait(WATCHDOG)))  # passes only when both are there
+
+        return cache.request(key(number), compile_module).tier
+
+    assert together([lambda: ask(1), lambda: ask(2)]) == [COMPILED, COMPILED]
+
+
+def test_the_compilers_error_is_everybodys() -> None:
+    """One compilation fails, and each who waited for it raises an exception of its own; the next request tries again."""
+    cache = CompileCache()
+    begun, attempts = threading.Event(), []
+
+    def failing() -> Fake:
+        attempts.append(1)
+        begun.set()
+        while cache_waiters() < 4:
+            time.sleep(0.001)
+        raise ResourceExhausted("no room", op="add")
+
+    def cache_waiters() -> int:
+        return sum(
+            frame.f_code is CompileCache._join.__code__
+            for top in sys._current_frames().values()
+            for frame in stack(top)
+        )
+
+    def ask() -> Fake:
+        begun.wait(WATCHDOG)
+        return cache.get(key(1), lambda: pytest.fail("compiled twice"))
+
+    errors = together([lambda: cache.get(key(1), failing), *[ask] * 4])
+    assert len(attempts) == 1
+    assert [type(error) for error in errors] == [ResourceExhausted] * 5
+    assert {(error.message, error.op) for error in errors} == {("no room", "add")}
+    assert len({id(error) for error in errors}) == 5
+    assert cache.request(key(1), lambda: Fake(key(1))).tier == COMPILED
+    assert cache.misses == 1
+
+
+def stack(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """A frame and its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def test_whoever_waits_can_be_interrupted() -> None:
+    """Ctrl-C arrives while a key compiles; the compilation goes on, and is what later requests get."""
+    cache = CompileCache()
+    release = threading.Event()
+    attempts = []
+
+    def compile_module() -> Fake:
+        attempts.append(1)
+        assert release.wait(WATCHDOG)
+        return Fake(key(1))
+
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    started = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cache.get(key(1), compile_module)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - started < WATCHDOG / 2
+    asking = ThreadPoolExecutor(1).submit(cache.get, key(1), lambda: pytest.fail("compiled twice"))
+    release.set()
+    assert asking.result(WATCHDOG).key == key(1)
+    assert cache.get(key(1), lambda: pytest.fail("compiled twice")).key == key(1)
+    assert (len(attempts), cache.misses) == (1, 1)
+
+
+def test_an_interrupted_build_leaves_nothing_behind() -> None:
+    """Ctrl-C before the compiler has the module: the next request compiles."""
+    cache = CompileCache()
+
+    def interrupted() -> bytes:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.get(key(1), lambda _: pytest.fail("compiled"), build=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.begin(key(1), lambda _: pytest.fail("compiled"), interrupted)
+    assert not cache.expects(key(1))
+    assert cache.request(key(1), lambda: Fake(key(1))).tier == COMPILED
+
+
+def test_a_handler_that_wants_what_it_interrupts() -> None:
+    """A signal's handler that asks for the key its own thread waits for waits for it, too."""
+    cache = CompileCache()
+    release = threading.Event()
+    got: list[Fake] = []
+
+    def compile_module() -> Fake:
+        assert release.wait(WATCHDOG)
+        return Fake(key(1))
+
+    def handler(*_: object) -> None:
+        threading.Timer(0.05, release.set).start()
+        got.append(cache.get(key(1), lambda: pytest.fail("compiled twice")))
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        assert cache.get(key(1), compile_module) is not None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert [one.key for one in got] == [key(1)]
+
+
+def test_beginning_ahead() -> None:
+    """What was begun is compiled once, by whoever comes for it; there is nothing to begin twice, nor where none may be."""
+    cache = CompileCache(threads=1)
+    assert cache.ahead == 2
+    flights = [cache.begin(key(number), lambda n=number: Fake(key(n))) for number in (1, 2)]
+    results = [flight.wait() for flight in flights if flight is not None]
+    assert [(one.executable.key, one.tier) for one in results] == [(key(1), COMPILED), (key(2), COMPILED)]
+    assert cache.begin(key(1), lambda: pytest.fail("compiled twice")) is None
+    assert (cache.hits, cache.misses) == (0, 2)
+    failing = cache.begin(key(3), lambda: 1 // 0)
+    assert failing is not None
+    with pytest.raises(ZeroDivisionError):
+        failing.wait()
+    cache.set_only(True)
+    assert cache.begin(key(4), lambda: pytest.fail("compiled")) is None
 
 
 def test_clear_waits_for_what_is_in_flight() -> None:
@@ -343,3 +510,96 @@ def test_device_threads_and_clearing() -> None:
     got, cleared = together([workers, clear])
     assert got == [[2.0 * step + 1 for step in range(6)]] * 8
     assert cleared > 0
+
+
+def test_each_waiter_has_its_own_line() -> None:
+    """A compilation that two threads wait for fails once, and each names its own line."""
+
+    class Slow(FaultInjectingClient):
+        def compile(self, module: bytes, options: Any) -> Any:
+            time.sleep(0.3)
+            return super().compile(module, options)
+
+    real = runtime().client
+    x = torch.ones(5, 23, device="tpu")
+    fault = Fault(FaultSite.COMPILE, InternalError("no such luck"), nth=0)
+    gate = threading.Barrier(2)
+    runtime().replace_client(Slow(real, [fault]))
+    try:
+
+        def first() -> None:
+            gate.wait(WATCHDOG)
+            x.sinh()  # first
+
+        def second() -> None:
+            gate.wait(WATCHDOG)
+            x.sinh()  # second
+
+        errors = together([first, second])
+    finally:
+        runtime().replace_client(real)
+    assert all("no such luck" in str(error) for error in errors)
+    assert "x.sinh()  # first" in str(errors[0])
+    assert "x.sinh()  # second" in str(errors[1])
+    assert fault.calls == 1
+
+
+def test_a_client_sees_the_users_line(tmp_path: Path) -> None:
+    """A client that writes down who wanted what it compiles has the line, though it runs on another thread."""
+    real = runtime().client
+    x = torch.ones(5, 29, device="tpu")
+    runtime().replace_client(RecordingClient(real, str(tmp_path)))
+    try:
+        x.cosh()  # asked for here
+    finally:
+        runtime().replace_client(real)
+    assert [facts["code"] for _, facts in recorded(tmp_path)] == ["x.cosh()  # asked for here"]
+
+
+_FORK = """
+import atexit, os, threading, time
+import torch
+from emutpu.backend.runtime import runtime
+from emutpu.backend.wrapped import WrappedClient
+
+begun, release = threading.Event(), threading.Event()
+
+class Slow(WrappedClient):
+    def compile(self, module, options):
+        begun.set()
+        assert release.wait(60)
+        return super().compile(module, options)
+
+x = torch.ones(3, device="tpu")
+atexit.register(lambda: print("at exit", (x * 5).tolist()))
+runtime().replace_client(Slow(runtime().client))
+found = []
+thread = threading.Thread(target=lambda: found.append((x + 1).tolist()))
+thread.start()
+begun.wait(60)
+child = os.fork()
+if child == 0:
+    try:
+        x * 2
+    except RuntimeError as error:
+        os._exit(40 + ("forked subprocess" in str(error)))
+    os._exit(1)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+release.set()
+thread.join(60)
+print("parent", found, (x * 2).tolist())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+def test_forks_and_the_end_of_the_program() -> None:
+    """A child forked while the pool compiles is told, and ends; the parent goes on, and compiles until it ends."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FORK], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "child 41",
+        "parent [[2.0, 2.0, 2.0]] [2.0, 2.0, 2.0]",
+        "at exit [5.0, 5.0, 5.0]",
+    ]

@@ -133,7 +133,9 @@ def _operation(data: st.DataObject, x: torch.Tensor) -> Operation:
 
 def _leaf(data: st.DataObject) -> Pair:
     shape, dtype = data.draw(st.sampled_from(SHAPES)), data.draw(st.sampled_from(DTYPES))
-    host = (torch.arange(6) - (0 if dtype is torch.uint8 else 2)).to(dtype).view(shape)
+    # A clone, for a view would be no true leaf: once a detached alias of it is written, PyTorch derives the gradient
+    # function of its views anew from the view's base, which needs no gradient.
+    host = (torch.arange(6) - (0 if dtype is torch.uint8 else 2)).to(dtype).view(shape).clone()
     device = host.to("tpu")
     if dtype in FLOATS and data.draw(st.booleans()):
         host.requires_grad_()

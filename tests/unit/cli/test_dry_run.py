@@ -35,6 +35,9 @@ def test_a_read_is_one_clear_error(emutpu: Command, program: Callable[[str], str
     )
     assert "program.py:4: print(" in error
     assert "--dry-values" in error
+    integer = emutpu("run", "--dry-run", "--dry-values", "1", program(READER.replace("4, ", "4, dtype=torch.int64, ")))
+    assert integer.stdout.strip() in {"value 0", "value 1"}, integer.stderr
+    program(READER)
     values = [emutpu("run", "--dry-run", "--dry-values", seed, "program.py").stdout for seed in ("1", "1", "2")]
     assert values[0].startswith("value ")
     assert values[0] == values[1] != values[2]

@@ -140,6 +140,49 @@ def test_ill_conditioned_programs_are_judged_against_float64(monkeypatch):
     assert wrong.outcome == Outcome.MISMATCH
 
 
+def test_noise_is_measured_beside_the_error(monkeypatch):
+    """How far the CPU's float32 is from float64, once for all modes; what does not run in float64 says why."""
+    report = examine(monkeypatch, torch.tanh)
+    assert 0 < report.logit_noise < 1e-6
+    assert 0 < report.gradient_noise < 1e-6
+    assert examine(monkeypatch, torch.tanh, "defer").logit_noise is None
+    narrow = examine(monkeypatch, lambda y: y @ torch.ones(4, 4, device=y.device))
+    assert narrow.outcome == Outcome.PASS, narrow.error
+    assert narrow.logit_noise is None
+    assert "RuntimeError" in narrow.noise_error
+
+
+def test_default_precision_is_judged_apart(monkeypatch):
+    """Products of one bfloat16 pass err by more than `highest` does, and within the bound."""
+    report = examine(monkeypatch, torch.tanh)
+    assert report.tier3
+    assert 1e-4 < report.default_error < gates.DEFAULT_PRECISION
+    assert report.logit_error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda y: y * 3, "allowed 0.5"),
+        (lambda y: y / 0.0, "not finite where the CPU is"),
+        (refuse, "the model is broken"),
+        (lambda y: (y, y), "2 results"),
+    ],
+)
+def test_what_default_precision_misses(monkeypatch, wrong, told):
+    """Far off, not finite or broken at default precision only: tier 3 fails with the reason, the outcome stays."""
+    calls = 0
+
+    def at_default(y):
+        nonlocal calls
+        calls += y.device.type == "tpu"
+        return wrong(y) if calls == 1 and y.device.type == "tpu" else y
+
+    report = examine(monkeypatch, at_default)
+    assert (report.outcome, report.tier3) == (Outcome.PASS, False)
+    assert told in report.tier3_error
+
+
 def test_running_statistics_do_not_leak(monkeypatch):
     """Training on the CPU moves a batch normalisation's statistics: the device must start where the CPU did."""
 

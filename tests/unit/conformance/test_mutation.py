@@ -81,3 +81,18 @@ def test_counts():
     assert found["by_fault"] == {"f": {"injected": 2, "caught": 1}}
     assert found["missed"] == ["b: f (1.0e-09)"]
     assert found["failed"] == {"c": "no recipe"}
+
+
+def test_families():
+    """More than sixty programs, none of a family twice but for smoke, of every package and many tasks."""
+    chosen = mutation.families()
+    names = {program.name for program in chosen}
+    assert len(names) == len(chosen) >= 80
+    assert {program.name for program in manifest.select("smoke")} <= names
+    assert {program.builder for program in chosen} >= {"timm", "transformers", "diffusers", "torchvision"}
+    assert len({program.task for program in chosen}) >= 30
+    more = [program.group for program in chosen if not program.smoke]
+    assert len(more) == len(set(more))
+    assert [p.name for p in runner.chosen_for_faults("families", "timm/*")] == [
+        p.name for p in chosen if p.builder == "timm"
+    ]

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops import scan, while_loop
 from torch.utils.checkpoint import checkpoint
 
 
@@ -170,7 +171,6 @@ FUNCTIONS = {
     "vmap": lambda x: torch.vmap(lambda row: row.softmax(0))(x),  # noqa: PLW0108  # a function that calls the transformation
     "jvp": lambda x: torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),)),
     "jacrev": lambda x: torch.func.jacrev(lambda v: v.sum(0) ** 2)(x),  # noqa: PLW0108  # a function that calls the transformation
-    "cond": lambda x: torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,)),
     "dtype view": lambda x: x.view(torch.int32) + 1,
     "conjugate": lambda x: torch.complex(x, x).conj() * 2,
     "read value": lambda x: x * x.sum().item(),
@@ -181,8 +181,48 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name, same) -> None:
-    """torch.func, control flow, complex numbers, sizes that depend on data."""
+    """torch.func, complex numbers, sizes that depend on data."""
     same(FUNCTIONS[name], torch.randn(4, 3), tolerance=1e-4)
+
+
+BRANCHES = {
+    "cond": lambda x: torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,)),
+    "while_loop": lambda x: while_loop(lambda v: v.sum() < 9, lambda v: (v * 2,), (x,)),
+    "scan": lambda x: scan(
+        lambda c, v: (torch.cond(v.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (c,)), v * 2), x[0] * 1, x * 1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches_on_values_of_the_device(name) -> None:
+    """Refused in a graph with the device's text, the line and the remedy, also inside of a scan; eagerly they run."""
+    x = torch.ones(4, 3)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="cannot Materialize") as raised:
+        torch.compile(BRANCHES[name])(x.to("tpu"))
+    assert "test_features.py" in str(raised.value)
+    assert "EMUTPU_BEYOND=1" in str(raised.value)
+    expected, found = BRANCHES[name](x), BRANCHES[name](x.to("tpu"))
+    for a, e in zip(*map(torch.utils._pytree.tree_leaves, (found, expected)), strict=True):
+        torch.testing.assert_close(a.cpu(), e)
+
+
+def test_branches_beyond_the_device(passes) -> None:
+    """With EMUTPU_BEYOND=1 the host decides between regions, and gradients go through."""
+    program = """
+        import torch
+        function = torch.compile(lambda x: torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,)))
+        for sign in (1.0, -1.0):
+            host = torch.full((3,), sign).requires_grad_()
+            mine = host.detach().to("tpu").requires_grad_()
+            expected = host.sin() if sign > 0 else host.cos()
+            expected.sum().backward()
+            found = function(mine)
+            found.sum().backward()
+            torch.testing.assert_close(found.cpu(), expected)
+            torch.testing.assert_close(mine.grad.cpu(), host.grad)
+    """
+    passes(program, EMUTPU_BEYOND="1")
 
 
 def test_mutated_arguments_that_share_memory() -> None:

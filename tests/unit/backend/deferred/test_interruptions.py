@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 
 from emutpu.backend.deferred import queue
 from emutpu.backend.deferred.values import Batch, Pending
+from emutpu.backend.runtime import runtime
+from emutpu.backend.wrapped import WrappedClient
 
 OPS = 12
 
@@ -140,6 +143,38 @@ def test_finalizers_in_the_middle_of_recording(monkeypatch: pytest.MonkeyPatch) 
     assert all(torch.equal(a, b) for a, b in zip(found, chain(x), strict=True))
     assert results == [[-1.0, 2.0, 5.0, 8.0]] * len(results)
     assert len(results) >= 2
+
+
+# What the finalizer cannot read is told, and ends there.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.timeout(120)
+def test_finalizers_on_the_thread_that_compiles() -> None:
+    """A finalizer there uses the device while its caller holds the list and waits: nobody waits for ever."""
+    x = torch.arange(4.0)
+    device = x.to("tpu")
+    results: list[Any] = []
+    collected: list[str] = []
+
+    class Collecting(WrappedClient):
+        def compile(self, module: bytes, options: Any) -> Any:
+            gc.collect()
+            collected.append(threading.current_thread().name)
+            return super().compile(module, options)
+
+    real = runtime().client
+    runtime().replace_client(Collecting(real))
+    gc.disable()
+    try:
+        pending = device + 1
+        _Finalized(device, results)  # a value that is there
+        _Finalized(pending, results)  # a value that the list computes
+        assert (pending * 7).tolist() == [7, 14, 21, 28]
+    finally:
+        gc.enable()
+        runtime().replace_client(real)
+    assert results == [[-1.0, 2.0, 5.0, 8.0]]
+    assert collected[0].startswith("tt_compile")
+    assert pending.tolist() == [1, 2, 3, 4]
 
 
 def test_an_interrupted_plan_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from emutpu.backend.keys import Key
 from emutpu.backend.options import Precision, override
+from emutpu.backend.pjrt import Client, CompileOptions, Executable, InternalError
+from emutpu.backend.runtime import runtime
+from emutpu.backend.wrapped import WrappedClient
 
 Program = Callable[[], object]
 
@@ -150,3 +155,72 @@ def test_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert len(misses) == 2
     assert misses[0].split("for key: ")[1] == misses[1].split("for key: ")[1]
     assert "Compilation cache evicted." in caplog.messages
+
+
+class _Meeting(WrappedClient):
+    """Compilations meet: the first waits until a second is under way."""
+
+    def __init__(self, inner: Client) -> None:
+        super().__init__(inner)
+        self.gate = threading.Barrier(2)
+        self.met: list[bool] = []
+        self.refused = ""
+
+    def compile(self, module: bytes, options: CompileOptions) -> Executable:
+        made = super().compile(module, options)
+        if len(self.met) < 2:
+            try:
+                self.gate.wait(20)
+            except threading.BrokenBarrierError:
+                self.met.append(False)
+            else:
+                self.met.append(True)
+        if self.refused and self.refused in made.name:
+            raise InternalError("no such luck")
+        return made
+
+
+@contextmanager
+def _meeting() -> Iterator[_Meeting]:
+    real = runtime().client
+    meeting = _Meeting(real)
+    runtime().replace_client(meeting)
+    try:
+        yield meeting
+    finally:
+        runtime().replace_client(real)
+
+
+def _split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three regions at its read: what both need is dead."""
+    t = x * 3
+    return t.sin(), t.cos()
+
+
+def test_a_split_read_compiles_its_regions_beside_each_other(regions) -> None:
+    """Each is a miss that is compiled once, in order for whoever reads the log, and found the next time."""
+    x = torch.arange(11.0)
+    with _meeting() as meeting:
+        device = x.to("tpu")
+        regions()
+        misses = runtime().cache.misses
+        found = [value.cpu() for value in _split(device)]
+        records = regions()
+        assert meeting.met == [True, True]
+        assert [(len(record.ops), record.hit) for record in records] == [(1, False)] * 3
+        assert runtime().cache.misses - misses == 3
+        assert all(torch.allclose(a, b) for a, b in zip(found, _split(x), strict=True))
+        [value.cpu() for value in _split(device)]
+        assert [record.hit for record in regions()] == [True] * 3
+
+
+def test_a_region_that_fails_beside_others() -> None:
+    """The one that does not compile names its op; the others are computed."""
+    with _meeting() as meeting:
+        meeting.refused = "cos"
+        a, b = _split(torch.arange(13.0).to("tpu"))
+        with pytest.raises(RuntimeError, match=r"(?s)^cos\(\): .*no such luck.*return t\.sin\(\), t\.cos\(\)"):
+            b.cpu()
+        assert torch.allclose(a.cpu(), (torch.arange(13.0) * 3).sin(), atol=1e-6)
+        with pytest.raises(RuntimeError, match="no such luck"):
+            b.cpu()

@@ -118,6 +118,19 @@ class TestLimits:
         assert "test_bounded_graphs.py:" in text
         assert "Please set torch.compile(..., dynamic=False, ...) and try again." in text
 
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: (x * 2).chunk(2)[0],
+            lambda x: torch.nn.functional.max_pool1d(x.view(1, -1) * 2, 2),
+            lambda x: torch.rnn_tanh(x.view(-1, 1, 1), x.new_zeros(1, 1, 1), [x.new_ones(1, 1)] * 2, False, 1, 0.0, False, False, False)[0],
+        ],
+    )  # fmt: skip
+    def test_what_tracing_makes_constant(self, function: Callable[..., Any]) -> None:
+        """Dynamo names the dimension whose size PyTorch's own tracing fixes."""
+        with pytest.raises(ConstraintViolationError, match=r"L\['x'\]\.size\(\)\[0\]"):
+            compiled(function)(vector(6, min=4, max=12))
+
     def test_a_guard_that_the_bound_violates(self) -> None:
         """A branch on the size must go the same way at the bound."""
         function = compiled(lambda x: x * 2 if x.shape[0] != 12 else x)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from bounded import Bounded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._higher_order_ops.scan import scan
 
 Make = Callable[[int, torch.Generator], Sequence[torch.Tensor]]
 
@@ -73,6 +74,7 @@ SMOOTH: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | N
     "slice": (lambda x: (x[:, 1:], x[:, :-1] * 2, x[:, -2:], x[1:].sum(1)), X, [1]),
     "pad": (lambda x: (F.pad(x, (2, 1)).cumsum(1), F.pad(x, (1, 0, 1, 0), value=3.0)), X, [1]),
     "cat": (lambda x, y: (torch.cat([x, y, x * 2], 1).softmax(1), torch.cat([x, x], 0).sum(1)), both(X, floats(3, 2)), [1, None]),
+    "parts": (lambda x: (*(x * 2).split([1, x.shape[1] - 1], 1), *(x + 1).split([1, x.shape[1] - 3, 2], 1), x.split(2)[1].sum(1)), X, [1]),
     "stack": (lambda x: (torch.stack([x, -x]).sum(2), torch.stack([x, x * 2], -1)), X, [1]),
     "flip and roll": (lambda x: (x.flip(1).cumsum(1), x.roll(1, 1), x.roll(-1, 0), x.flip(0)), X, [1]),
     "triangles": (lambda x: (x.tril().sum(2), x.triu(1).sum(1)), SQUARE, [(1, 2)]),
@@ -89,6 +91,8 @@ SMOOTH: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | N
     "group norm": (lambda y: F.group_norm(y.transpose(1, 2), 2), Y, [1]),
     "convolution": (lambda y, w, b: F.conv1d((y + 1).transpose(1, 2), w, b, padding=1), both(Y, floats(5, 4, 3), floats(5)), [1, None, None]),
     "strided convolution": (lambda y, w: F.conv1d((y + 1).transpose(1, 2), w, stride=2, padding=2), both(Y, floats(5, 4, 3)), [1, None]),
+    "transposed convolution": (lambda y, w, b: F.conv_transpose1d((y + 1).transpose(1, 2), w, b, stride=2, padding=1, output_padding=1), both(Y, floats(4, 6, 3), floats(6)), [1, None, None]),
+    "transposed convolution of a batch": (lambda y, w, b: F.conv_transpose1d((y + 1).transpose(0, 1), w, b), both(Y, floats(2, 3, 3), floats(3)), [1, None, None]),
     "embedding": (lambda w, i: F.embedding(i, w).cumsum(1), both(floats(9, 4), integers(9, 2, None)), [None, 1]),
     "index select": (lambda x, i: x.index_select(1, i), both(X, integers(None, 5)), [1, None]),
     "indices are dynamic": (lambda x, i: (x[:, i], x[i % 3]), both(floats(3, 9), integers(9, None)), [None, 0]),
@@ -105,11 +109,19 @@ SMOOTH: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | N
         both(X, integers(3, None)),
         [1, 0],
     ),
+    "scan": (lambda x, w: scan(lambda c, v: ((c[0] * w.sigmoid() + v, c[1] + 1), (c[0] * v).sin()), (x[0] * 0, w * 1), x * 1), both(floats(None, 3), floats(3)), [0, None]),
+    "scan from the end": (lambda x, w: scan(lambda c, v: (c * w.tanh() + v, c * 2), w * 1, x * 1, reverse=True), both(floats(None, 3), floats(3)), [0, None]),
+    "recurrent batch": (lambda x, h, w, v, b: torch.lstm(x, (h * 1, h * 2), [w, v, b, b + 1], True, 1, 0.0, False, False, False), both(floats(3, None, 4), floats(1, None, 3), floats(12, 4), floats(12, 3), floats(12)), [1, 1, None, None, None]),
+    "parts of an argument": (lambda x, w: torch.stack([(part @ w).sin() for part in x.unbind(0)]), both(floats(2, None, 4), floats(4, 3)), [1, None]),
     "attention": (lambda q, k: F.scaled_dot_product_attention(q, k, k.exp()), both(floats(2, 2, 5, 4), floats(2, 2, None, 4)), [None, 2]),
     "causal attention": (lambda q: F.scaled_dot_product_attention(q, q.exp(), q + 1, is_causal=True), floats(2, 2, None, 4), [2]),
     "attention with a bias": (lambda q, m: F.scaled_dot_product_attention(q, q.exp(), q + 1, attn_mask=m), both(floats(2, 2, None, 4), floats(2, 1, None, None)), [2, (2, 3)]),
     "attention by hand": (lambda y: ((y @ y.transpose(1, 2)) / 2).softmax(-1) @ y, Y, [1]),
     "pooling": (lambda x: (F.avg_pool2d(x * 1, 2), F.max_pool2d(x * 1, 3, 2, 1), F.adaptive_avg_pool2d(x * 1, 3), F.avg_pool1d(x[:, 0] * 1, 2)), floats(None, 2, 6, 6), [0]),
+    "averages along it": (lambda x: (F.avg_pool1d(x * 1, 3, 2, 1), F.avg_pool1d(x * 1, 2), F.avg_pool2d(x * 1, 3, 2, 1, count_include_pad=False), F.avg_pool2d(x * 1, 2, divisor_override=3)), floats(2, 6, None), [2]),
+    "extremes along it": (lambda x: (F.max_pool2d(x * 1, 2), F.max_pool2d(x.transpose(1, 2) - 9, 3, 2, 1), F.max_pool2d(x * 1, 2, 1, dilation=2)), floats(2, 6, None), [2]),
+    "volumes along it": (lambda x: (F.avg_pool3d(x * 1, 2), F.max_pool3d(x - 9, 2)), floats(1, 4, None, 3), [2]),
+    "adaptive pooling": (lambda x: (F.adaptive_avg_pool1d(x + 1, 1), F.adaptive_avg_pool2d(x * 1, (4, 3)), F.adaptive_max_pool1d(x - 9, 1), F.adaptive_max_pool2d(x - 9, (4, 3))), floats(2, 6, None), [2]),
     "resampling": (lambda x: (F.interpolate(x * 1, scale_factor=2, mode="bilinear"), F.interpolate(x * 1, scale_factor=2), F.pad(x * 1, (1, 1, 1, 1), mode="reflect")), floats(None, 2, 4, 4), [0]),
     "windows": (lambda x: ((x * 1).unfold(2, 2, 2) * 2, (x * 1).diagonal(0, 2, 3) * 2, F.unfold(x * 1, 2)), floats(None, 2, 4, 4), [0]),
     "arange": (lambda x: (x * torch.arange(x.shape[1], device=x.device), torch.arange(1, 2 * x.shape[1], 2, device=x.device).float()), X, [1]),
@@ -119,6 +131,8 @@ SMOOTH: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | N
 WHOLE: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | None]]] = {
     "places": (lambda x: (x.argmax(1), (x + 9).argmin(1), x.argmax(), (x - 9).max(1)[1], x.argmax(0)), X, [1]),
     "order": (lambda x: (x.argsort(dim=1, stable=True), (x - 9).sort(1, descending=True)[1], (x + 9).topk(2, 1)[1]), X, [1]),
+    "search": (lambda x, v: (torch.searchsorted(x.sort(1)[0], v), torch.searchsorted(x.sort(1)[0], v * 0 + 99, right=True, out_int32=True)), both(X, floats(3, 4)), [1, None]),
+    "places of extremes": (lambda x: (F.max_pool2d(x, 3, 2, 1, return_indices=True), F.adaptive_max_pool2d(x * 1, (2, 3), return_indices=True)), floats(2, 6, None), [2]),
     "whether any": (lambda x: ((x > -9).all(), (x > 9).any(1), (x > 0).sum(1), x.count_nonzero()), X, [1]),
     "integers": (lambda i: (i.sum(1), i.amax(1), (i - 20).amax(1), i.amin(), i.cumsum(1), i.sort(1)[0], i.prod(1)), integers(5, 3, None), [1]),
     "not a number": (lambda x: (x.sort(1)[0], x.amax(1), x.sort(1, descending=True)[0], x.argmax(1)), lambda s, g: [torch.randn(3, s, generator=g).index_fill(1, torch.tensor([1]), float("nan"))], [1]),
@@ -129,7 +143,9 @@ WHOLE: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | No
 }  # fmt: skip
 
 # PyTorch assumes of a dimension that its extent is not 1: some functions ask that of `size - 1` too.
-LEAST = {"prod": 3, "slice": 3}
+LEAST = {"prod": 3, "slice": 3} | dict.fromkeys(
+    ("parts", "averages along it", "extremes along it", "volumes along it", "adaptive pooling", "places of extremes"), 5
+)
 
 
 def checks(name: str, *, gradients: bool) -> Bounded:
