@@ -156,8 +156,14 @@ _TILED = (
     "idefics", "smolvlm", "modernvbert", "colmodernvbert", "inkling", "llava_next", "llava_onevision", "granite4_vision",
     "cohere2_vision", "aya_vision",
 )  # fmt: skip
+_SIZED = ("llava_next", "llava_onevision", "granite4_vision", "phi4_multimodal")
 _PAIRS = ("superglue", "lightglue", "efficientloftr")
 _BARE_TILES = ("cohere2_vision", "aya_vision")  # tiles of all images in one row, as other families have whole images
+
+
+def _is_sized(recipe: Recipe) -> bool:
+    """Whether pictures of several sizes come padded to one: the sizes are told only then."""
+    return recipe.family.startswith(_SIZED) or getattr(recipe.vision, "model_type", None) == "pixtral"
 
 
 def _frames(recipe: Recipe) -> Tensor:
@@ -179,7 +185,7 @@ def _pixels(recipe: Recipe) -> Tensor:
     if family.startswith(_PAIRS):
         return recipe.normal(BATCH, 2, recipe.channels, *recipe.sides)
     if family.startswith(_TILED) and not family.startswith(_BARE_TILES) and "input_ids" in names:
-        return recipe.normal(BATCH, 3 if "image_sizes" in names else 1, recipe.channels, *recipe.sides)
+        return recipe.normal(BATCH, 3 if family.startswith(_SIZED) else 1, recipe.channels, *recipe.sides)
     return recipe.pixels()
 
 
@@ -357,7 +363,7 @@ MAKERS: dict[str, Maker] = {
     "pixel_attention_mask": lambda r: _ones(BATCH, 16) if _LISTED & r.parameters.keys() else None,
     "pixel_position_ids": _places,
     "image_position_ids": _places,
-    "image_sizes": lambda r: torch.tensor([list(r.sides)] * BATCH),
+    "image_sizes": lambda r: torch.tensor([list(r.sides)] * BATCH) if _is_sized(r) else None,
     "target_sizes": lambda r: torch.tensor([[side // _patch(r) for side in r.sides]] * BATCH),
     "aspect_ratio_ids": lambda r: _ones(BATCH, 1),
     "aspect_ratio_mask": lambda r: _ones(BATCH, 1, r.size("max_num_tiles", default=4)),

@@ -363,7 +363,7 @@ def _stages(kept: Mapping[str, Any], config: Config) -> dict[str, Any]:
 def _one_for_each_layer(kept: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Lists that had an entry for each layer, cut to the layers that are left."""
     before, after = getattr(config, "num_hidden_layers", None), kept.get("num_hidden_layers")
-    if not (_is_size(before) and _is_size(after)) or after >= before:
+    if not isinstance(before, int) or not isinstance(after, int) or after >= before:
         return {}
     whole = {name: value for name, value in kept.items() if isinstance(value, (list, tuple)) and len(value) == before}
     return {name: list(value)[:after] for name, value in whole.items()}

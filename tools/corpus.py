@@ -37,7 +37,12 @@ _SECONDS = 60  # of processor time a program
 _PROGRAMS_A_FORK = 40
 _NAMES = 10
 _PR_SET_PDEATHSIG = 1
-_QUIET = ("TORCH_DEVICE_BACKEND_AUTOLOAD=0", "HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false", "OMP_NUM_THREADS=1")
+_QUIET = {
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+}
 Answer = dict[str, Any]
 
 
@@ -54,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--dry", action="store_true", help="leave the manifest as it is")
     options = parser.parse_args(arguments)
-    os.environ.update(setting.split("=") for setting in _QUIET)
+    os.environ.update(_QUIET)
     programs = _selected(options.suite, options.only)
     known = {} if options.fresh else _recorded()
     left = [p for p in programs if not _settled(known.get(_key(p)), options.again)]
@@ -148,14 +153,12 @@ def _work_off(
 def _import(programs: Sequence[Program]) -> None:
     import importlib
 
-    from emutpu.conformance import gates
     from emutpu.conformance.torchvision_schemas import declare
 
     warnings.simplefilter("ignore")
     declare()
-    for library in [*dict.fromkeys(program.builder for program in programs), "jax"]:
+    for library in [*dict.fromkeys(program.builder for program in programs), "emutpu.conformance.gates", "jax"]:
         importlib.import_module(library)
-    assert gates
     gc.freeze()
 
 
@@ -232,7 +235,7 @@ def _heard(fork: _Fork) -> Iterator[Answer]:
 
 
 def _failure(program: Program, outcome: str, error: str) -> Answer:
-    lacking = {"stage": "cpu", "traceback": [], "fingerprint": None, "seconds": float(_SECONDS)}
+    lacking: Answer = {"stage": "cpu", "traceback": [], "fingerprint": None, "seconds": float(_SECONDS)}
     return {"program": program.name, "outcome": outcome, "error": error} | lacking
 
 

@@ -73,7 +73,8 @@ def _layers(config: Mapping[str, Any]) -> int:
     patterns = [
         config[name] for name in ("sliding_window_indices", "rope_indices") if isinstance(config.get(name), list)
     ]
-    return max([2, *(pattern.index(kind) + 1 for pattern in patterns for kind in set(pattern))])
+    places: list[int] = [pattern.index(kind) + 1 for pattern in patterns for kind in set(pattern)]
+    return max([2, *places])
 
 
 # ------------------------------------------------------------------------------------------------------ open_clip
