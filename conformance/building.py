@@ -115,7 +115,10 @@ def _transformers(program: Program) -> Built:
     model_class = getattr(transformers, program.architecture)
     # A class for the text part of a multimodal model has a configuration of its own.
     config_class = model_class.config_class or transformers.CONFIG_MAPPING[program.options["model_type"]]
-    model = model_class(shrunk(config_class(), narrow=program.shrink != "depth"))
+    try:
+        model = model_class(shrunk(config_class(), narrow=program.shrink != "depth"))
+    except ImportError as error:  # of a library that the class stands on
+        raise NoRecipe(str(error).strip().partition(" but")[0]) from error
     try:
         arguments = inputs.for_signature(model, program.seed)
     except inputs.UnknownArgument as error:

@@ -58,7 +58,7 @@ _COMPANIONS = {
     "input_ids": ("bbox", "qformer_input_ids", "protein_input_ids"),
     "pixel_values": (
         "image_grid_thw", "image_grid_hws", "grid_thw", "spatial_shapes", "pixel_position_ids", "image_position_ids",
-        "high_res_pixel_values", "aspect_ratio_ids", "aspect_ratio_mask", "prompt_pixel_values", "prompt_masks", "image_sizes",
+        "high_res_pixel_values", "aspect_ratio_ids", "aspect_ratio_mask", "image_attention_mask", "pixel_attention_mask", "prompt_pixel_values", "prompt_masks", "image_sizes",
         "target_sizes",
     ),
     "input_features": ("input_features_mask", "feature_attention_mask"),
@@ -82,6 +82,8 @@ def for_signature(model: nn.Module, seed: int) -> dict[str, Any]:
         if made is not None:
             found[name] = made
     placed(recipe, found)
+    if "input_values" in found and "audio_codes" not in _needed(recipe):
+        found.pop("audio_codes", None)  # what a codec made of them earlier
     if type(model).__name__.endswith("ForMultipleChoice"):
         found = {name: value.unsqueeze(1).repeat(1, 2, *[1] * (value.dim() - 1)) for name, value in found.items()}
     if "use_cache" in recipe.parameters:
@@ -89,15 +91,19 @@ def for_signature(model: nn.Module, seed: int) -> dict[str, Any]:
     return found
 
 
+def _needed(recipe: Recipe) -> set[str]:
+    return {
+        name
+        for name, parameter in recipe.parameters.items()
+        if parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+
+
 def _wanted(recipe: Recipe) -> list[str]:
     """Names of arguments: those without a default, those of the model's modalities, and what goes with them."""
     parameters, model = recipe.parameters, recipe.model
     main = getattr(model, "main_input_name", _GENERAL)
-    needed = {
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    }
+    needed = _needed(recipe)
     wanted = [name for name in parameters if name in needed or name in {main, *_MODALITIES} or name == _GENERAL]
     for name in list(wanted):
         wanted += [companion for companion in _COMPANIONS.get(name, ()) if companion in parameters]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from emutpu.conformance.shrink import text_part
+
 __all__ = ["BATCH", "LENGTH", "MAKERS", "SIDE", "TARGETS", "Maker", "Recipe"]
 
 BATCH, LENGTH, TARGETS = 2, 16, 8
@@ -81,7 +83,7 @@ class Recipe:
     @property
     def vocabulary(self) -> int:
         """Of the text part."""
-        text = self.config.encoder_config if self.family == "dia" else self.config.get_text_config()
+        text = self.config.encoder_config if self.family == "dia" else text_part(self.config)
         size = getattr(text, "vocab_size", None)
         return size if isinstance(size, int) else self.size("vocab_size", default=64)
 
@@ -150,7 +152,7 @@ def _gridded(recipe: Recipe) -> Tensor:
 
 _GRIDS = frozenset({"image_grid_thw", "grid_thw", "image_grid_hws"})
 _LISTED = frozenset({"spatial_shapes", "pixel_position_ids", "image_position_ids"})
-_VIDEO = ("timesformer", "vivit", "videomae", "vjepa", "video", "tvp")
+_VIDEO = ("instructblipvideo", "timesformer", "vivit", "videomae", "vjepa", "video", "tvp")
 # Families that cut an image into tiles, f32[batch, tiles, channels, height, width].
 _TILED = (
     "idefics", "smolvlm", "modernvbert", "colmodernvbert", "inkling", "llava_next", "llava_onevision", "granite4_vision",
@@ -174,6 +176,10 @@ def _frames(recipe: Recipe) -> Tensor:
 
 def _pixels(recipe: Recipe) -> Tensor:
     family, names = recipe.family, recipe.parameters.keys()
+    if family == "fuyu":
+        return recipe.normal(BATCH, 4, recipe.channels * _patch(recipe) ** 2)
+    if family.startswith("kimi"):
+        return _gridded(recipe).unflatten(1, (recipe.channels, _patch(recipe), _patch(recipe)))
     if _GRIDS & names:
         return _gridded(recipe)
     if _LISTED & names:
@@ -206,6 +212,12 @@ def _places(recipe: Recipe) -> Tensor:
     return torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(BATCH, -1, -1).contiguous()
 
 
+def _flattened(recipe: Recipe) -> Tensor:
+    """Row and column of each of 16 patches, counted from one, and its pixels."""
+    pixels = recipe.normal(BATCH, LENGTH, recipe.size("patch_embed_hidden_size", default=768))
+    return torch.cat([_places(recipe).float() + 1, pixels], -1)
+
+
 def _masked(recipe: Recipe) -> Tensor:
     """Every other patch, bool[BATCH, patches]."""
     times = recipe.size("num_frames", default=4) // recipe.size("tubelet_size", default=2)
@@ -224,7 +236,18 @@ _BINS = (
     "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim", "input_dim", "n_mels",
     "input_feat_size",
 )  # fmt: skip
-_CODECS = ("dac", "encodec", "mimi", "xcodec", "snac", "higgs", "wavtokenizer", "vibevoice_acoustic", "pe_audio")
+_CODECS = (
+    "dac",
+    "encodec",
+    "mimi",
+    "xcodec",
+    "snac",
+    "higgs",
+    "wavtokenizer",
+    "vibevoice_acoustic",
+    "pe_audio",
+    "omniasr",
+)
 
 
 def _bins(recipe: Recipe) -> int:
@@ -292,7 +315,7 @@ def _ids(recipe: Recipe) -> Tensor:
         return recipe.below(60, BATCH * recipe.size("num_codebooks", default=4), LENGTH)
     ids = recipe.tokens()
     name = type(recipe.model).__name__
-    end = recipe.config.get_text_config().to_dict().get("eos_token_id")
+    end = getattr(text_part(recipe.config), "eos_token_id", None)
     end = end[0] if isinstance(end, (list, tuple)) and end else end
     if recipe.is_encoder_decoder and "ForSequenceClassification" in name and isinstance(end, int):
         ids[:, -1] = end
@@ -368,7 +391,8 @@ MAKERS: dict[str, Maker] = {
     "aspect_ratio_ids": lambda r: _ones(BATCH, 1),
     "aspect_ratio_mask": lambda r: _ones(BATCH, 1, r.size("max_num_tiles", default=4)),
     "bool_masked_pos": _masked,
-    "flattened_patches": lambda r: r.normal(BATCH, LENGTH, 2 + r.size("patch_embed_hidden_size", default=768)),
+    "flattened_patches": _flattened,
+    "image_attention_mask": lambda r: _ones(BATCH, LENGTH, 1),
     "visual_feats": lambda r: r.normal(BATCH, 6, r.size("visual_feat_dim", default=64)),
     "visual_pos": lambda r: torch.rand(BATCH, 6, 4, generator=r.generator),
     "visual_embeds": lambda r: r.normal(BATCH, 6, r.size("visual_embedding_dim", default=64)),

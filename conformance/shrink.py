@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["FEED_FORWARD", "HEADS", "HEAD_DIM", "VOCABULARY", "WIDTH", "shrunk"]
+__all__ = ["FEED_FORWARD", "HEADS", "HEAD_DIM", "VOCABULARY", "WIDTH", "shrunk", "text_part"]
 
 WIDTH, HEADS, HEAD_DIM, FEED_FORWARD = 64, 4, 16, 128
 VOCABULARY, POSITIONS, EXPERTS, WINDOW = 512, 128, 4, 8
@@ -114,6 +114,14 @@ def _image(value: Any, config: Config) -> Any:
     return min(value, patch * (_BANDS - 1 if value // patch % 2 else _BANDS))
 
 
+def _window(value: Any, config: Config) -> Any:
+    """Width of a window: in pixels, a square of patches that become one token, where patches are merged."""
+    merged, patch = getattr(config, "spatial_merge_size", None), getattr(config, "patch_size", None)
+    if _is_size(value) and isinstance(merged, int) and isinstance(patch, int) and value >= patch * merged:
+        return patch * merged
+    return _at_most(WINDOW)(value, config)
+
+
 def _sections(value: Any, config: Config) -> Any:
     """Parameters of rotary embeddings: the sections of multimodal ones add up to half of the small head."""
     if not isinstance(value, dict):
@@ -139,7 +147,8 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"vocab_size|^n_words$|_vocab$", _at_most(VOCABULARY)),
         (r"^(" + "|".join(_PATTERNS) + ")$", _pattern),
         (r"max_position|n_positions|max_source_pos|max_target_pos|^n_ctx$|max_seq|position_embeddings$|max_pos", _at_most(POSITIONS)),
-        (r"sliding_window|attention_window|attention_chunk_size|local_attention$|^window_size$", _at_most(WINDOW)),
+        (r"^window_size$", _window),
+        (r"sliding_window|attention_window|attention_chunk_size|local_attention$", _at_most(WINDOW)),
         (r"^(chunk_size|mamba_chunk_size)$", _at_most(16)),
         (r"(first_k_dense_replace|moe_layer_start_index|num_dense_layers|num_nextn_predict_layers|max_window_layers)$", _at_most(1)),
         (r"(experts_per_tok(en)?|top_k_experts|moe_k|moe_topk|num_selected_experts|n_group|num_expert_group)$", _at_most(2)),
@@ -193,7 +202,6 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "CvtConfig": {"depth": [1, 2, 3]},
     "EfficientNetConfig": {"hidden_dim": 2560},
     "AlignVisionConfig": {"hidden_dim": 2560},
-    "LayoutLMv3Config": {"coordinate_size": 12, "shape_size": 8},
     "XmodConfig": {"default_language": "en_XX"},
     "DeepseekV2Config": {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH},
     "Lfm2Config": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
@@ -219,6 +227,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "AutoformerConfig": {"prediction_length": 4, "label_length": 2},
     "TimeSeriesTransformerConfig": {"prediction_length": 4},
     "ChameleonConfig": {
+        "vq_config": Inner(num_embeddings=64),
         "vocabulary_map": {
             "<image>": 508,
             **{f"IMGIMG{''.join(chr(65 + int(d)) for d in str(code))}Z": 10 + code for code in range(64)},
@@ -232,7 +241,21 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
             for kind in ("full_attention", "sliding_attention")
         },
     },
-    "DbrxAttentionConfig": {"rope_theta": 10000.0},
+    "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
+    "NemotronConfig": {"num_key_value_heads": 2, "head_dim": HEAD_DIM},
+    "LayoutLMv3Config": {"coordinate_size": 12, "shape_size": 8, "input_size": 64},
+    "LiltConfig": {"hidden_size": 96},
+    "Llama4VisionConfig": {
+        "vision_output_dim": WIDTH,
+        "projector_input_dim": WIDTH,
+        "projector_output_dim": WIDTH,
+        "intermediate_size": 256,
+        "pixel_shuffle_ratio": 0.5,
+    },
+    "LongcatFlashConfig": {"head_dim": 8, "qk_head_dim": 24},
+    "Mamba2Config": {"num_heads": 8, "head_dim": HEAD_DIM},
+    "MMGroundingDinoConfig": {"num_queries": 4},
+    "Idefics3Config": {"vision_config": Inner(image_size=128)},
     "Apertus1p5Config": {
         "vision_config": Inner(codebook_size=64),
         "image_token_offset": 128,
@@ -242,6 +265,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "MPNetConfig": {"relative_attention_num_buckets": 32},
     "DetrConfig": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
     "Emu3Config": {
+        "vq_config": Inner(hidden_size=256, codebook_size=64),
         "vocabulary_map": {
             "<image>": 508,
             "<|extra_200|>": 507,
@@ -265,6 +289,14 @@ def shrunk(config: Config, *, narrow: bool = True) -> Config:
     Without ``narrow`` the widths stay as they are: for image networks whose stages have to fit each other.
     """
     return _Walk(narrow=narrow).visit(config)
+
+
+def text_part(config: Config) -> Config:
+    """The configuration of the part that reads text; of the encoder where an encoder and a decoder have one each."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config.get_text_config(encoder=True)
 
 
 class _Walk:
@@ -333,7 +365,7 @@ class _Walk:
     def _vocabulary(config: Config) -> int:
         size: Any = getattr(config, "vocab_size", None)
         if not _is_size(size):
-            size = getattr(config.get_text_config(), "vocab_size", None)
+            size = getattr(text_part(config), "vocab_size", None)
         return min(size, VOCABULARY) if _is_size(size) else VOCABULARY
 
     def _token(self, value: Any, vocabulary: int) -> Any:

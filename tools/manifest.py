@@ -239,7 +239,20 @@ def _of_wheel(wheel: Path, name: str) -> Any:
 
 
 # Image networks whose stages have to fit each other: their widths stay as they are.
-_WIDE = frozenset(("align", "hgnet_v2", "d_fine", "deimv2", "glpn", "efficientloftr"))
+_WIDE = frozenset(
+    (
+        "align",
+        "hgnet_v2",
+        "d_fine",
+        "deimv2",
+        "glpn",
+        "efficientloftr",
+        "pp_doclayout_v2",
+        "pp_doclayout_v3",
+        "pp_doclayout_v4",
+        "pp_ocrv5_server_rec",
+    )
+)
 
 
 def _transformers(ids: dict[str, list[tuple[str, str]]]) -> Iterator[_Found]:

@@ -54,6 +54,21 @@ def test_hub_ids_look_like_hub_ids():
     assert wrong == []
 
 
+def test_programs_with_one_fingerprint_are_alike():
+    """The first of them stands for all; what has no fingerprint stands for itself."""
+    programs = manifest.programs()
+    for name, first in manifest.alike().items():
+        assert programs[name].fingerprint == programs[first].fingerprint
+        assert first == name or programs[name].fingerprint is not None
+
+
+def test_an_expected_failure_says_why():
+    """A program without a working recipe is known by its outcome and cause, and has no fingerprint."""
+    failing = [program for program in manifest.programs().values() if program.expected != "pass"]
+    assert all(re.match(r"(corpus bug|not run|crash|timeout): .", program.expected) for program in failing)
+    assert all(program.fingerprint is None for program in failing)
+
+
 def test_unknown_suite():
     """A wrong name says what there is."""
     with pytest.raises(ValueError, match="smoke, reps, full"):
