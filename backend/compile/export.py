@@ -12,8 +12,10 @@ from torch import fx
 
 from emutpu._jaxlib import portable_artifact
 from emutpu.backend.compile.graph import Piece, output_arguments
-from emutpu.backend.compile.replay import Drawn, Fresh, Held, Hosted, Replayed, Taken, replay
+from emutpu.backend.compile.locations import node_origin
+from emutpu.backend.compile.replay import Drawn, Fresh, Held, Hosted, NeedsContents, Replayed, Taken, replay
 from emutpu.backend.dtypes import numpy_dtype, torch_dtype
+from emutpu.backend.errors import describe
 from emutpu.backend.hlo import Builder, Value
 
 DEVICE_TYPE = "tpu"
@@ -105,7 +107,14 @@ def _module(module: fx.GraphModule, names: dict[str, tuple[str, str]]) -> Export
             _move_attribute(made, new)
     _to_device(graph)
     piece, results, constants = _whole(graph)
-    replayed = replay(piece, made, "main")
+    try:
+        replayed = replay(piece, made, "main")
+    except NeedsContents as error:
+        origin = node_origin(error.node)
+        line = f", issued at {describe(*origin[1:])}" if origin is not None else ""
+        raise NotImplementedError(
+            f"{error}{line}: a module cannot. Compute it outside of the program that is exported, or with torch.where or scan"
+        ) from error
     return _emitted(piece, replayed, names, results, constants)
 
 

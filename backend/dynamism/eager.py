@@ -2,8 +2,10 @@
 
 A marked tensor is an alias of the tensor that was marked, of a class of its own, so that ops on other tensors know nothing
 of marks. An op on it is traced once with a symbol for each size and compiled for the bounds; what it gives is marked where
-its size depends on one of theirs. Ops without a rule run as they do on any tensor, one executable a size, and so does the
-backward: autograd saves the tensors without their marks.
+its size depends on one of theirs. Ops without a rule run as they do on any tensor, one executable a size.
+
+Autograd saves tensors and makes gradients without that class. So storages remember what of them was marked, and hooks of
+the nodes that a call made tell the backward which shapes are dynamic there: a gradient has the shape of what it is of.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ import sympy
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from emutpu.backend.errors import describe, op_label
 from emutpu.backend.location import capture
-from emutpu.backend.storage import DEVICE
+from emutpu.backend.runtime import runtime
+from emutpu.backend.storage import DEVICE, tensor_over
 
 __all__ = ["BoundedDynamicDimension", "get_dynamism_info", "mark_dynamic"]
 
@@ -68,35 +71,116 @@ class BoundedTensor(torch.Tensor):
             given, named = pytree.tree_unflatten(plain, spec)
             if name in _ORDINARY:
                 return function(*given, **named)
-            marks = {_geometry(p): leaf.mark for p, leaf in zip(plain, leaves, strict=True) if p is not leaf}
+            marks = _Marks()
+            for tensor, leaf in zip(plain, leaves, strict=True):
+                if tensor is not leaf:
+                    marks.put(tensor, leaf.mark)
             with _Bounding(marks):
                 result = function(*given, **named)
+            if torch.is_grad_enabled():
+                _watch(result, plain, marks.shapes)
             same = {id(p): leaf for p, leaf in zip(plain, leaves, strict=True)}
             return pytree.tree_map_only(
                 torch.Tensor, lambda t: same[id(t)] if id(t) in same else _remarked(t, marks), result
             )
 
 
-Marks = dict[Hashable, BoundedDynamicDimension]
+Shapes = dict[tuple[int, ...], BoundedDynamicDimension | None]
 
 
 def _geometry(tensor: torch.Tensor) -> Hashable:
-    """What two aliases of the same elements have in common."""
-    storage = tensor.untyped_storage()._cdata
-    return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    """What two aliases of the same elements have in common, beside their storage."""
+    return tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-def _remarked(tensor: torch.Tensor, marks: Marks) -> torch.Tensor:
+class _Marks:
+    """The marks of the tensors of one call, and which ``shapes`` it met with one: None where two disagree."""
+
+    def __init__(self) -> None:
+        self.shapes: Shapes = {}
+        self._found: dict[Hashable, BoundedDynamicDimension] = {}
+
+    def of(self, tensor: torch.Tensor) -> BoundedDynamicDimension | None:
+        """The tensor's mark, if it has one."""
+        return self._found.get((tensor.untyped_storage()._cdata, _geometry(tensor)))
+
+    def put(self, tensor: torch.Tensor, mark: BoundedDynamicDimension) -> None:
+        """Mark a tensor; its storage remembers it for the backward."""
+        self._found[tensor.untyped_storage()._cdata, _geometry(tensor)] = mark
+        shape = tuple(tensor.shape)
+        self.shapes[shape] = mark if self.shapes.get(shape, mark) == mark else None
+        _remember(tensor, mark)
+
+
+def _remember(tensor: torch.Tensor, mark: BoundedDynamicDimension) -> None:
+    tensor.untyped_storage().__dict__.setdefault("bounded", {})[_geometry(tensor)] = mark
+
+
+class _Remembered:
+    """The marks of a backward: those that storages remember, and those of the ``shapes`` of the node that runs or ran last."""
+
+    def __init__(self) -> None:
+        self.shapes: Shapes = {}
+
+    def of(self, tensor: torch.Tensor) -> BoundedDynamicDimension | None:
+        """The tensor's mark, if it has one."""
+        known: Any = tensor.untyped_storage().__dict__.get("bounded")
+        found = None if known is None else known.get(_geometry(tensor))
+        return self.shapes.get(tuple(tensor.shape)) if found is None else found
+
+    def put(self, tensor: torch.Tensor, mark: BoundedDynamicDimension) -> None:
+        """Mark a tensor."""
+        _remember(tensor, mark)
+
+
+def _remarked(tensor: torch.Tensor, marks: _Marks) -> torch.Tensor:
     if tensor.device.type != DEVICE.type:
         return tensor
-    mark = marks.get(_geometry(tensor))
+    mark = marks.of(tensor)
     return tensor if mark is None else _marked(tensor, mark)
+
+
+# The backward --------------------------------------------------------------------------------------------
+
+
+class _Backward(TorchDispatchMode):
+    """Around a backward: from the first node on that :func:`_watch` saw, ops on dynamic tensors are bounded, sums of gradients too."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.marks = _Remembered()
+
+    def __torch_dispatch__(
+        self, op: Any, _types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not self.marks.shapes or not isinstance(op, torch._ops.OpOverload):
+            return op(*args, **(kwargs or {}))
+        return _run(op, args, dict(kwargs or {}), self.marks, forward=False)
+
+
+def _watch(result: Any, inputs: Sequence[Any], shapes: Shapes) -> None:
+    """Tell a backward through the nodes between ``inputs`` and ``result`` which ``shapes`` are dynamic."""
+    seen = {leaf.grad_fn for leaf in inputs if isinstance(leaf, torch.Tensor)}
+    waiting = [leaf.grad_fn for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+    def enter(_grads: Any) -> None:
+        mode = _get_current_dispatch_mode()
+        if isinstance(mode, _Backward):
+            mode.marks.shapes = shapes
+
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen or node.name() == "torch::autograd::AccumulateGrad":
+            continue
+        seen.add(node)
+        node.register_prehook(enter)
+        waiting += [following for following, _ in node.next_functions]
 
 
 class _Bounding(TorchDispatchMode):
     """Inside, ops on tensors with ``marks`` are bounded, and give such tensors; only forward ops of one call run in it."""
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: _Marks) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.marks = marks
         self.kept: list[Any] = []  # so that no storage is given again whose mark is known
@@ -133,6 +217,7 @@ def mark_dynamic(tensor: torch.Tensor, dimension: int, lower_bound: int, upper_b
         raise RuntimeError(
             f"mark_dynamic(): {_BOUNDS}: dimension {dimension} is {extent}, expected {lower_bound} to {upper_bound}"
         )
+    runtime().around_backward = _Backward
     mark = BoundedDynamicDimension(dimension, lower_bound, upper_bound)
     for known in get_dynamism_info(tensor):
         if known == mark:
@@ -164,39 +249,138 @@ def _plain(tensor: Any) -> Any:
 # Running an op -------------------------------------------------------------------------------------------
 
 
-def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], marks: Marks) -> Any:
+def _run(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], marks: _Marks | _Remembered, *, forward: bool = True
+) -> Any:
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    known = [marks.get(_geometry(leaf)) if _on_device(leaf) else None for leaf in leaves]
+    known = [marks.of(leaf) if _on_device(leaf) else None for leaf in leaves]
+    if op in _SIZED and not any(known):
+        mark = marks.shapes.get(tuple(args[1]))
+        if mark is not None:
+            leaves, known = (
+                [*leaves, _carrier(args[1][mark.dimension])],
+                [*known, dataclasses.replace(mark, dimension=0)],
+            )
     if not any(known):
         return op(*args, **kwargs)
-    _refuse(op, args, kwargs, leaves, known)
-    if op._schema.is_mutable or not _traceable(op, leaves):
+    if forward:
+        _refuse(op, args, kwargs, leaves, known)
+    if (
+        op._schema.is_mutable
+        or not _traceable(op, args, kwargs, leaves)
+        or (not forward and _uncertain(op, leaves, known))
+    ):
         return op(*args, **kwargs)
+    given, (op, leaves) = op, _general(op, leaves, known, spec)
     key = _key(op, leaves, known, spec)
     program = _programs.get(key)
     if program is None:
         program = _programs[key] = _Program(op, leaves, known, spec)
     if not program.serves(leaves):
-        return op(*args, **kwargs)
-    result = op(*args, **kwargs) if program.graph is None else program.run(leaves)
+        return given(*args, **kwargs)
+    result = given(*args, **kwargs) if program.graph is None else program.run(leaves)
     for tensor, mark in zip([result] if isinstance(result, torch.Tensor) else result, program.marks, strict=True):
         if mark is not None:
-            marks[_geometry(tensor)] = mark
+            marks.put(tensor, mark)
     return result
+
+
+def _carrier(extent: int) -> torch.Tensor:
+    """One more operand, for a call whose result alone has a dynamic extent: it tells the extent, and is not read."""
+    from emutpu.backend.dynamism.transfer import scalar
+
+    return tensor_over(scalar(0, torch.int64).untyped_storage(), torch.int64, 0, (extent,), (0,))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Extent:
+    """Stands for the dynamic extent of the tensor at ``place`` among the leaves of a call."""
+
+    place: int
+
+
+_SIZED = (torch.ops.aten.select_backward.default, torch.ops.aten.slice_backward.default)
+_SIZES = frozenset({"input_sizes", "max_q", "max_k"})  # arguments that repeat the extents of tensors
+_BESIDE_TENSORS = {
+    getattr(torch.ops.aten, name).Scalar: getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul", "div")
+}
+_EXACT = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
+
+
+def _general(
+    op: Any, leaves: Sequence[Any], known: Sequence[BoundedDynamicDimension | None], spec: Any
+) -> tuple[Any, list[Any]]:
+    """A call with what a size may decide in it as values: numbers beside tensors, extents of its result."""
+    args, _ = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    general = list(leaves)
+    sizes = [
+        number for name, given in zip(_names(op), args, strict=False) if name in _SIZES for number in _several(given)
+    ]
+    if sizes:
+        place = next(n for n, mark in enumerate(known) if mark is not None)
+        extent = leaves[place].shape[known[place].dimension]  # type: ignore[union-attr]  # the place of a mark
+        for number in sizes:
+            if leaves[number] == extent:
+                general[number] = _Extent(place)
+    op = _BESIDE_TENSORS.get(op, op)
+    if torch.Tag.pointwise in op.tags and all(t.dtype in _EXACT for t in leaves if isinstance(t, torch.Tensor)):
+        wide = any(t.dtype is torch.float64 for t in leaves if isinstance(t, torch.Tensor))
+        for number, argument in zip(args, op._schema.arguments, strict=False):
+            value: Any = leaves[number] if isinstance(number, int) else None
+            if str(argument.type) == "Tensor" and type(value) in (int, float):
+                general[number] = _as_tensor(value, wide=wide)
+    return op, general
+
+
+def _as_tensor(value: float, *, wide: bool) -> torch.Tensor:
+    """A number as 0-d tensor of the device, which promotes as the number does. It is copied there, not computed."""
+    from emutpu.backend.dynamism.transfer import scalar
+
+    return scalar(value, torch.int64 if isinstance(value, int) else torch.float64 if wide else torch.float32)
 
 
 def _on_device(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == DEVICE.type
 
 
-def _traceable(op: Any, leaves: Sequence[Any]) -> bool:
-    """Whether an op can be bounded: it works on the device, gives tensors, and draws nothing."""
-    if torch.Tag.nondeterministic_seeded in op.tags:
+def _names(op: Any) -> list[str]:
+    return [argument.name for argument in op._schema.arguments]
+
+
+def _several(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _draws_nothing(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a random op is called without dropout."""
+    names = _names(op)
+    if "dropout_p" not in names:
         return False
-    if any(str(result.type) not in {"Tensor", "List[Tensor]"} for result in op._schema.returns):
+    place = names.index("dropout_p")
+    return not (args[place] if place < len(args) else kwargs.get("dropout_p", 0.0))
+
+
+def _traceable(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any]) -> bool:
+    """Whether an op can be bounded: it works on the device, gives tensors, and draws nothing."""
+    if torch.Tag.nondeterministic_seeded in op.tags and not _draws_nothing(op, args, kwargs):
+        return False
+    if any(str(result.type) not in _GIVEN for result in op._schema.returns):
         return False
     devices = [leaf if isinstance(leaf, torch.device) else getattr(leaf, "device", DEVICE) for leaf in leaves]
     return all(device.type == DEVICE.type for device in devices)
+
+
+_GIVEN = frozenset({"Tensor", "List[Tensor]", "int"})
+_CHECKED = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "dot"})
+
+
+def _uncertain(op: Any, leaves: Sequence[Any], known: Sequence[BoundedDynamicDimension | None]) -> bool:
+    """Whether an operand of a backward op may be dynamic without being known as such. Ops that compare shapes would tell."""
+    if torch.Tag.pointwise in op.tags or op._opname in _CHECKED:
+        return False
+    sizes = {leaf.shape[mark.dimension] for leaf, mark in zip(leaves, known, strict=True) if mark is not None}
+    others = [leaf for leaf, mark in zip(leaves, known, strict=True) if mark is None and isinstance(leaf, torch.Tensor)]
+    return any(extent in sizes for other in others for extent in other.shape)
 
 
 _STATIC = ("_fft_", "embedding_bag", "_embedding_bag")
@@ -377,10 +561,12 @@ def _traced(
         fakes.append(mode.from_tensor(like, symbolic_context=context, source=ConstantSource(f"operand_{place}")))
 
     def call(*tensors: Any) -> Any:
-        whole = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            whole[place] = tensor
-        args, kwargs = pytree.tree_unflatten(whole, spec)
+        given = dict(zip(places, tensors, strict=True))
+        whole = [given.get(place, leaf) for place, leaf in enumerate(leaves)]
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, _Extent):
+                whole[place] = given[leaf.place].shape[known[leaf.place].dimension]  # type: ignore[union-attr]  # marked
+        args, kwargs = pytree.tree_unflatten(whole[: spec.num_leaves], spec)
         return op(*args, **kwargs)
 
     with torch.no_grad():

@@ -9,22 +9,19 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import sympy
 import torch
 from torch import fx
 
-from emutpu.backend.cell import layout_of
 from emutpu.backend.compile.assembly import CompiledGraph, compile_graph
 from emutpu.backend.compile.settings import CompileSettings
-from emutpu.backend.dtypes import numpy_dtype
 from emutpu.backend.dynamism.buckets import choose, sizes_of
 from emutpu.backend.dynamism.rules import Symbolic
 from emutpu.backend.dynamism.symbols import Symbols, has_symbols
-from emutpu.backend.dynamism.transfer import ORIGIN, At, cut, kept, padded, read, strided, write
+from emutpu.backend.dynamism.transfer import At, cut, kept, padded, read, scalar, strided, write
 from emutpu.backend.dynamism.translate import Given, Translated, translate
 from emutpu.backend.runtime import runtime
-from emutpu.backend.storage import DEVICE, tensor_over, wrap
+from emutpu.backend.storage import DEVICE, tensor_over
 
 __all__ = ["BoundedGraph", "bounded_graph", "has_symbols"]
 
@@ -80,20 +77,20 @@ class BoundedGraph:
     def __call__(self, inputs: list[Any]) -> list[Any]:
         values = self.symbols.values_of(inputs)
         program = self._program(self._bucket(values))
-        number = self._evaluator(values)
+        at = self._evaluator(values)
         translated = program.translated
         given: list[Any] = [
             padded(inputs[position], extents) if extents is not None else inputs[position]
             for position, extents in zip(translated.positions, translated.extents, strict=True)
         ]
-        sizes = [self._size(number(expr), expr) for expr in translated.sizes]
+        sizes = [self._size(at(expr), expr) for expr in translated.sizes]
         arguments = [given[place] if place >= 0 else sizes[~place] for place in translated.order]
         del given
         results = program.compiled(arguments)
         for wrote in translated.writes:
-            write(inputs[wrote.position], cut(read(results[wrote.number]), wrote.dims, number))
+            write(inputs[wrote.position], cut(read(results[wrote.number]), wrote.dims, at))
         outputs = [
-            self._output(output, results, inputs, number, self.visible is not None and n >= self.visible)
+            self._output(output, results, inputs, at, self.visible is not None and n >= self.visible)
             for n, output in enumerate(translated.outputs)
         ]
         inputs.clear()
@@ -140,10 +137,7 @@ class BoundedGraph:
         key = (id(runtime().client), value, dtype)
         tensor = self._tensors.get(key)
         if tensor is None:
-            array = np.array(value, numpy_dtype(dtype))
-            layout = layout_of((), dtype)
-            buffer = runtime().client.from_host(array)
-            tensor = self._tensors[key] = wrap(buffer, layout, array.nbytes, dtype, (), (), ORIGIN)
+            tensor = self._tensors[key] = scalar(value, dtype)
         return tensor
 
     def _output(self, output: Given, results: Sequence[Any], inputs: Sequence[Any], at: At, saved: bool) -> Any:

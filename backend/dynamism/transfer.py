@@ -19,9 +19,9 @@ from emutpu.backend.pjrt import PjrtError
 from emutpu.backend.runtime import runtime
 from emutpu.backend.storage import cell_of, contiguous_strides, physical_dims, span, tensor_over, wrap
 
-__all__ = ["ORIGIN", "At", "cut", "kept", "padded", "read", "strided", "write"]
+__all__ = ["At", "cut", "kept", "padded", "read", "scalar", "strided", "write"]
 
-ORIGIN: Origin = ("bounded dynamism", None, 0)
+_ORIGIN: Origin = ("bounded dynamism", None, 0)
 _REASON = "compile_mode_execution"
 
 Array = np.ndarray[Any, Any]
@@ -73,11 +73,17 @@ def _blank(extents: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.zeros(extents, dtype)
 
 
+def scalar(value: float, dtype: torch.dtype) -> torch.Tensor:
+    """A 0-d device tensor."""
+    array = np.array(value, numpy_dtype(dtype))
+    return wrap(runtime().client.from_host(array), layout_of((), dtype), array.nbytes, dtype, (), (), _ORIGIN)
+
+
 def _wrapped(array: Array, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
     dims = physical_dims(size, stride)
     layout = layout_of(dims if dims is not None else (array.size,), dtype)
     value = runtime().client.from_host(array.reshape(layout.dims), zero_copy=True)
-    return wrap(value, layout, array.nbytes, dtype, size, stride, ORIGIN)
+    return wrap(value, layout, array.nbytes, dtype, size, stride, _ORIGIN)
 
 
 def cut(array: Array, dims: Sequence[Dim], at: At) -> Array:
@@ -119,7 +125,7 @@ def write(tensor: torch.Tensor, array: Array) -> None:
     assert target is not None
     assert source is not None
     if tensor.is_contiguous() and target.nbytes == source.nbytes and source.value is not None:
-        target.write(source.value, source.layout, ORIGIN)
+        target.write(source.value, source.layout, _ORIGIN)
         return
     with torch.no_grad():
         tensor.detach().copy_(made)

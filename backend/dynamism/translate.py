@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -295,7 +295,9 @@ class _Translator:
             made = function(*args, **kwargs)
             return tuple(made) if isinstance(made, tuple | list) else made
 
-        traced = make_fx(run)(*[given.meta["val"] for given in inputs])
+        fakes = [given.meta["val"] for given in inputs]
+        with _mode_of(fakes):  # which makes constants fake, too
+            traced = make_fx(run)(*fakes)
         inside = dict(zip(traced.graph.find_nodes(op="placeholder"), map(values.get, inputs), strict=True))
         self.within.append(op)
         self._block(traced.graph, inside)
@@ -437,9 +439,12 @@ def _promise(inner: Any, node: fx.Node) -> Any:
     given, named = fx.node.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
     named = {name: value for name, value in named.items() if name != "rng_state"}
     given = given[given.index(inner) + 1 :]
-    mode = next(v.fake_mode for v in pytree.tree_leaves((given, named)) if isinstance(v, FakeTensor))
-    with mode, torch.no_grad():
+    with _mode_of((given, named)), torch.no_grad():
         return inner(*given, **named)
+
+
+def _mode_of(values: Any) -> FakeTensorMode:
+    return next(value.fake_mode for value in pytree.tree_leaves(values) if isinstance(value, FakeTensor))
 
 
 def _holds(value: Any) -> bool:

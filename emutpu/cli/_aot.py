@@ -8,16 +8,15 @@ import hashlib
 import json
 import os
 import re
-import select
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from emutpu import _aot_worker
 from emutpu._report import installed_version
+from emutpu._workers import Child, End, Ended, Limits
 from emutpu.cli._exit import EmulatorExit, EmulatorFailure
 
 __all__ = ["TOPOLOGIES", "Job", "cache_folder", "compiled", "require_libtpu"]
@@ -25,6 +24,7 @@ __all__ = ["TOPOLOGIES", "Job", "cache_folder", "compiled", "require_libtpu"]
 # The smallest topology that libtpu knows of each chip; modules are compiled for its first device.
 TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7": "tpu7x:2x2x1"}
 _SECONDS = 900
+_GRACE = 5.0  # seconds for the compiler to end by itself: libtpu tidies up
 _FORMAT = 1
 _LOG_LINE = re.compile(r"^[IWEF]\d{4} |^WARNING|^=== Source|^\S*libtpu_init")
 _NO_LIBTPU = (
@@ -108,74 +108,47 @@ class _Worker:
 
     def __init__(self, topology: str) -> None:
         self._topology = topology
-        self._child: subprocess.Popen[str] | None = None
-        self._log: IO[str] = tempfile.TemporaryFile(  # noqa: SIM115 (lives as long as the worker; close() closes it)
-            "w+", encoding="utf-8", errors="replace"
-        )
+        self._child: Child | None = None
 
     def ask(self, job: Job) -> tuple[dict[str, Any], bool]:
         """The answer, and whether asking again would give the same."""
-        if self._child is None:
-            self._start()
-        self._log.seek(0)
-        self._log.truncate()
-        answer = self._exchange({"path": str(job.path), "effort": job.effort})
-        if answer is not None:
-            return answer, True
-        code = self._stop()
-        reason = f"did not answer in {_SECONDS} s" if code == 0 else f"ended with exit code {code}"
-        return {"ok": False, "error": f"the TPU compiler {reason}: {self._last_words()}"}, False
+        child = self._child
+        if child is None:
+            child = self._child = self._start()
+        said = len(child.words())
+        try:
+            answer: dict[str, Any] = child.ask({"path": str(job.path), "effort": job.effort})
+        except Ended as ended:
+            self.close()
+            died = ended.end is End.DIED
+            reason = f"ended with exit code {ended.code}" if died else f"did not answer in {_SECONDS} s"
+            return {"ok": False, "error": f"the TPU compiler {reason}: {_last_words(ended.words[said:])}"}, False
+        return answer, True
 
     def close(self) -> None:
-        if self._child is not None:
-            self._stop()
-        self._log.close()
-
-    def _start(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("EMUTPU_")}
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", _aot_worker.__file__, self._topology],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment,
-        )  # fmt: skip
-        hello = self._exchange(None)
-        if hello is None or not hello["ready"]:
-            reason = self._last_words() if hello is None else hello["error"]
-            self._stop()
-            raise EmulatorFailure(
-                EmulatorExit.NO_COMPILER, f"the TPU compiler did not start for {self._topology}: {reason}"
-            )
-
-    def _exchange(self, job: dict[str, Any] | None) -> dict[str, Any] | None:
-        child = self._child
-        assert child is not None
-        assert child.stdin is not None
-        assert child.stdout is not None
-        try:
-            if job is not None:
-                child.stdin.write(json.dumps(job) + "\n")
-                child.stdin.flush()
-        except BrokenPipeError:
-            return None
-        ready, _, _ = select.select([child.stdout], [], [], _SECONDS)
-        line = child.stdout.readline() if ready else ""
-        answer: dict[str, Any] | None = json.loads(line) if line.endswith("\n") else None
-        return answer
-
-    def _stop(self) -> int:
-        """End the process; its exit code if it had ended by itself, else 0."""
         child, self._child = self._child, None
-        assert child is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if child.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    child.stdin.close()
-            return child.wait(timeout=5)
-        child.kill()
-        child.wait()
-        return 0
+        if child is not None:
+            child.close(_GRACE)
 
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = [line.strip() for line in self._log.read().splitlines()]
-        telling = [line for line in lines if line.startswith("F") or (line and not _LOG_LINE.match(line))]
-        return telling[0] if telling else "no message"
+    def _start(self) -> Child:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("EMUTPU_")}
+        command = [sys.executable, "-P", _aot_worker.__file__, self._topology]
+        child = Child(command, environment, Limits(clock=_SECONDS))
+        try:
+            hello = child.hear()
+        except Ended as ended:
+            reason = _last_words(ended.words)
+        else:
+            if hello["ready"]:
+                return child
+            reason = hello["error"]
+        child.close(_GRACE)
+        raise EmulatorFailure(
+            EmulatorExit.NO_COMPILER, f"the TPU compiler did not start for {self._topology}: {reason}"
+        )
+
+
+def _last_words(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines()]
+    telling = [line for line in lines if line.startswith("F") or (line and not _LOG_LINE.match(line))]
+    return telling[0] if telling else "no message"

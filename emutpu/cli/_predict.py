@@ -45,17 +45,18 @@ def predict_command(suite: str, only: str | None, jobs: int, fresh: bool, folder
     missing. Exits with 1 when a program has none afterwards.
     """
     from emutpu._report import header
-    from emutpu.conformance import estimates, runner
+    from emutpu.conformance.estimates import estimate
     from emutpu.conformance.pool import Limits
+    from emutpu.conformance.runner import selected
 
-    if not runner.selected(suite, (1, 1), only):
+    if not selected(suite, (1, 1), only):
         raise click.UsageError("no program of the suite matches --only")
     chip = _settings.settings().chip
     if chip == _settings.NO_CHIP:
         raise click.UsageError("EMUTPU_CHIP=none is a host without a TPU: there is no device to look at")
     terminal = console(stderr=json_path == "-")
     with terminal.status("estimating") as status:
-        found = estimates.estimate(
+        found = estimate(
             suite,
             only,
             folder,

@@ -1,6 +1,6 @@
 """The worker of ``emutpu ops --sweep``: PyTorch's op database on the device against the CPU, an op a line.
 
-Run as ``python -m emutpu.cli._sweep SAMPLES``: it reads names from standard input and answers each with one line of
+Run as ``python -m emutpu.cli._sweep SAMPLES``: it reads names, as JSON, from standard input and answers each with one line of
 JSON, ``{"name": …, "items": [{"kind", "dtype", "outcome", "message"}]}``. A process of its own, so that an op that takes
 the process down is a finding about that op.
 """
@@ -326,7 +326,7 @@ def main(arguments: Sequence[str]) -> int:
     tpu: Any = torch.get_device_module(DEVICE)
     with tpu.precision(tpu.Precision.HIGHEST):
         for line in sys.stdin:
-            name = line.strip()
+            name = json.loads(line)
             answers.write(json.dumps({"name": name, "items": examine(name, ops[name], limit)}) + "\n")
             answers.flush()
     return 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import queue
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from emutpu import _workers
+from emutpu._workers import Child, End, Ended
 
 __all__ = ["summary", "sweep"]
 
@@ -17,115 +16,56 @@ Item = dict[str, str]
 _NAMES_A_WORKER = 150  # then a fresh one: executables pile up
 
 
-class _Worker:
-    """One process, asked one name at a time."""
+class _Seat:
+    """One process at a time, asked one name after the other."""
 
     def __init__(self, samples: int, patience: float) -> None:
-        self.asked = 0
-        self._patience = patience
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "emutpu.cli._sweep", str(samples)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-        )
+        self._samples, self._patience = samples, patience
+        self._child: Child | None = None
+        self._asked = 0
 
-    def ask(self, name: str) -> tuple[list[Item], bool]:
-        """The items of one entry, and whether the process lives on."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self.asked += 1
-        late = threading.Event()
-
-        def give_up() -> None:
-            late.set()
-            self._process.kill()
-
-        timer = threading.Timer(self._patience, give_up)
-        timer.start()
+    def answer(self, name: str) -> list[Item]:
+        """The items of one entry; the end of the process is one of them."""
+        child = self._child
+        if child is None:
+            child, self._asked = self._start(), 0
+            self._child = child
+        self._asked += 1
         try:
-            self._process.stdin.write(name + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        finally:
-            timer.cancel()
-        if answer:
-            items: list[Item] = json.loads(answer)["items"]
-            return items, True
-        code = self._process.wait()
-        how = f"no answer within {self._patience:.0f} s" if late.is_set() else f"the process ended with code {code}"
-        return [{"kind": "process", "dtype": "", "outcome": "error", "message": how}], False
+            items: list[Item] = child.ask(name)["items"]
+        except Ended as ended:
+            self.close()
+            late = ended.end is End.CLOCK
+            how = f"no answer within {self._patience:.0f} s" if late else f"the process ended with code {ended.code}"
+            return [{"kind": "process", "dtype": "", "outcome": "error", "message": how}]
+        if self._asked >= _NAMES_A_WORKER:
+            self.close()
+        return items
+
+    def _start(self) -> Child:
+        command = [sys.executable, "-m", "emutpu.cli._sweep", str(self._samples)]
+        environment = {**os.environ, "PYTHONPATH": _workers.paths()}
+        return Child(command, environment, _workers.Limits(clock=self._patience))
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        if self._process.poll() is None:
-            self._process.stdin.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
 
 
 def sweep(
     names: Sequence[str], *, jobs: int, samples: int, patience: float, progress: Callable[[int], None]
 ) -> dict[str, list[Item]]:
     """Every entry's items by name, from ``jobs`` processes at once. ``patience`` is in seconds, for one entry."""
-    crew = _Crew(names, samples, patience, progress)
-    threads = [threading.Thread(target=crew.serve) for _ in range(max(1, min(jobs, len(names))))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if crew.failures:
-        raise crew.failures[0]
-    return {name: crew.results[name] for name in names}
+    results: dict[str, list[Item]] = {}
 
+    def finished(name: str, items: list[Item]) -> None:
+        results[name] = items
+        progress(len(results))
 
-class _Crew:
-    """What the threads share: names to do, results, and what went wrong in a thread itself."""
-
-    def __init__(self, names: Sequence[str], samples: int, patience: float, progress: Callable[[int], None]) -> None:
-        self.results: dict[str, list[Item]] = {}
-        self.failures: list[BaseException] = []
-        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for name in names:
-            self._waiting.put(name)
-        self._start: Callable[[], _Worker] = lambda: _Worker(samples, patience)
-        self._progress = progress
-        self._lock = threading.Lock()
-
-    def serve(self) -> None:
-        """Take names until there are none, or a thread has failed."""
-        worker: _Worker | None = None
-        try:
-            while not self.failures:
-                try:
-                    name = self._waiting.get_nowait()
-                except queue.Empty:
-                    return
-                worker = self._answer(name, worker or self._start())
-        except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
-            self.failures.append(error)
-        finally:
-            if worker is not None:
-                worker.close()
-
-    def _answer(self, name: str, worker: _Worker) -> _Worker | None:
-        """Keep one entry's items; the worker, if it is to be asked again."""
-        items, alive = worker.ask(name)
-        with self._lock:
-            self.results[name] = items
-            self._progress(len(self.results))
-        if alive and worker.asked < _NAMES_A_WORKER:
-            return worker
-        worker.close()
-        return None
+    _workers.work_off(names, min(jobs, len(names)), lambda: _Seat(samples, patience), finished)
+    return {name: results[name] for name in names}
 
 
 def summary(results: dict[str, list[Item]]) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from ctranslate import whisper_tiny
 from families import CASES
 from training import assert_close
+
+from emutpu.conformance.ctranslate import whisper_tiny
 
 SENTENCES = [
     "A man is playing a guitar on the street.",

@@ -53,15 +53,34 @@ class _Op:
     operands: tuple[_Op, ...]
 
 
+@dataclasses.dataclass(eq=False)
+class _Storage:
+    """What views share: the op that wrote its value last."""
+
+    op: _Op
+
+
 class _Rules:
     """Pending ops in order of creation, and who holds what; ``read`` says which regions a read gives."""
 
     def __init__(self) -> None:
         self.pending: list[_Op] = []
-        self.held: dict[int, _Op] = {}
+        self.held: dict[int, _Storage] = {}
+
+    def operands(self, slots: tuple[int, ...]) -> tuple[_Op, ...]:
+        found = [self.held[slot].op for slot in slots if slot in self.held]
+        return tuple(op for op in found if op in self.pending)
+
+    def record(self, name: str, operands: tuple[_Op, ...]) -> _Op:
+        op = _Op(name, operands)
+        self.pending.append(op)
+        return op
+
+    def waits(self, slot: int) -> bool:
+        return bool(self.operands((slot,)))
 
     def read(self) -> list[list[str]]:
-        live = [op for op in self.pending if op in self.held.values()]
+        live = [op for op in self.pending if any(op is storage.op for storage in self.held.values())]
         wanted: list[_Op] = []
         for op in reversed(self.pending):
             if op in live or any(op in user.operands for user in wanted):
@@ -86,47 +105,66 @@ class _Rules:
         return [region for region in regions if region]
 
 
+SLOT = st.integers(0, 4)
 STEP = st.one_of(
-    st.tuples(st.just("unary"), st.integers(0, 4), st.integers(0, 4), st.sampled_from(UNARY)),
-    st.tuples(
-        st.just("binary"), st.integers(0, 4), st.tuples(st.integers(0, 4), st.integers(0, 4)), st.sampled_from(BINARY)
-    ),
-    st.tuples(st.just("drop"), st.integers(0, 4), st.none(), st.none()),
-    st.tuples(st.just("read"), st.integers(0, 4), st.none(), st.none()),
+    st.tuples(st.just("unary"), SLOT, st.tuples(SLOT), st.sampled_from(UNARY)),
+    st.tuples(st.just("binary"), SLOT, st.tuples(SLOT, SLOT), st.sampled_from(BINARY)),
+    st.tuples(st.just("pair"), SLOT, st.tuples(SLOT), st.integers(0, 1)),
+    st.tuples(st.just("view"), SLOT, st.tuples(SLOT), st.none()),
+    st.tuples(st.just("inplace"), SLOT, st.just(()), st.sampled_from(("add_", "mul_"))),
+    st.tuples(st.just("drop"), SLOT, st.just(()), st.none()),
+    st.tuples(st.just("read"), SLOT, st.just(()), st.none()),
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+class _Program:
+    """Five variables of the device, and what the rules know of them."""
+
+    def __init__(self) -> None:
+        self.rules = _Rules()
+        self.start = torch.full((3,), 0.5).to("tpu")
+        self.values: dict[int, torch.Tensor] = dict.fromkeys(range(5), self.start)
+
+    def make(self, target: int, sources: tuple[int, ...], name: str, value: torch.Tensor) -> None:
+        """A value of its own from ``sources``."""
+        self.rules.held[target] = _Storage(self.rules.record(name, self.rules.operands(sources)))
+        self.values[target] = value
+
+    def step(self, kind: str, target: int, sources: tuple[int, ...], what: str | int | None) -> None:
+        given = [self.values[source] for source in sources]
+        if kind in ("unary", "binary"):
+            self.make(target, sources, str(what), getattr(torch, str(what))(*given))
+        elif kind == "pair":  # one op of two results: it is live as a whole, whichever is held
+            self.make(target, sources, "sort", torch.sort(*given)[int(what or 0)])
+        elif kind == "view":
+            self.values[target] = given[0].view(1, 3)[0]
+            shared = self.rules.held.get(sources[0])
+            self.rules.held.pop(target, None)
+            if shared is not None:
+                self.rules.held[target] = shared
+        elif kind == "inplace" and target in self.rules.held:
+            operands = self.rules.operands((target,))
+            getattr(self.values[target], str(what))(2)
+            self.rules.held[target].op = self.rules.record(str(what), operands)
+        elif kind == "drop":
+            self.values[target] = self.start
+            self.rules.held.pop(target, None)
+        elif kind == "read":
+            seen = LOG.launched
+            waits = self.rules.waits(target)
+            self.values[target].cpu()
+            expected = self.rules.read() if waits else []
+            assert [_ops(region) for region in _since(seen)] == expected
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEP, min_size=3, max_size=14))
 def test_reads_are_cut_as_the_rules_say(steps: list[tuple]) -> None:
-    """Random programs of ops, drops and reads, each read against the plain rules."""
+    """Random programs of ops, views, writes in place, drops and reads, each read against the plain rules."""
     current_queue().repeats = Repeats.OFF
-    rules = _Rules()
-    start = torch.full((3,), 0.5).to("tpu")
-    values: dict[int, torch.Tensor] = dict.fromkeys(range(5), start)
-
-    def record(target: int, name: str, sources: tuple[int, ...], value: torch.Tensor) -> None:
-        op = _Op(name, tuple(rules.held[s] for s in sources if s in rules.held and rules.held[s] in rules.pending))
-        rules.pending.append(op)
-        rules.held[target] = op
-        values[target] = value
-
-    def read(slot: int) -> None:
-        seen = LOG.launched
-        pending = rules.held.get(slot) in rules.pending
-        values[slot].cpu()
-        expected = rules.read() if pending else []
-        assert [_ops(region) for region in _since(seen)] == expected
-
-    for kind, target, source, name in [*steps, *(("read", slot, None, None) for slot in range(5))]:
-        if kind == "drop":
-            values[target] = start
-            rules.held.pop(target, None)
-        elif kind == "read":
-            read(target)
-        else:
-            sources = source if kind == "binary" else (source,)
-            record(target, name, sources, getattr(torch, name)(*(values[s] for s in sources)))
+    program = _Program()
+    for step in [*steps, *(("read", slot, (), None) for slot in range(5))]:
+        program.step(*step)
 
 
 # ------------------------------------------------------------------------------------------- rules 3, 4 and 6: repeats
@@ -178,6 +216,18 @@ def test_period_one_counts_as_two() -> None:
     assert [len(region.ops) for region in _since(seen)] == [6, 2, 2]
     assert x.cpu().shape == (4,)
     assert [len(region.ops) for region in _since(seen)] == [6, 2, 2, 1]
+
+
+@pytest.mark.parametrize(("period", "cuts"), [(128, [384]), (129, [])])
+def test_the_longest_sequence(period: int, cuts: list[int]) -> None:
+    """128 ops are the longest sequence that is found; nothing is cut for a longer one."""
+    current_queue().repeats = Repeats.AGGRESSIVE  # safe would cut beside every value that its next write reads
+    values = [torch.full((n + 1,), 0.25).to("tpu") for n in range(period)]
+    seen = LOG.launched
+    for _ in range(3):
+        for value in values:
+            value.tanh_()
+    assert [len(region.ops) for region in _since(seen)] == cuts
 
 
 @pytest.mark.parametrize("materialised", [False, True])

@@ -129,11 +129,10 @@ def _crossing(first: Flush, second: Flush) -> int:
 def _dead_values(found: Sequence[Flush]) -> Iterator[Document]:
     """A read that is split although nothing in between is read: values that were dropped feed ops beyond a cut."""
     for positions in _by_trigger(found).values():
-        split = [found[p] for p in positions if any(not o["live"] for r in found[p].regions for o in r["outputs"])]
+        split = [(found[p], dead) for p in positions if (dead := list(_dead(found[p])))]
         if not split:
             continue
-        first = split[0]
-        dead = [(r, o) for r in first.regions for o in r["outputs"] if not o["live"]]
+        first, dead = split[0]
         region, value = dead[0]
         op = region["ops"][value["op"]]
         total = sum(2 * nbytes(o) for _, o in dead)
@@ -141,8 +140,8 @@ def _dead_values(found: Sequence[Flush]) -> Iterator[Document]:
         assert line is not None
         yield _advice(
             "dead-values",
-            f"`{line['code']}` at {place(line)} is done as {len(first.regions)} regions instead of one: {len(dead)} values "
-            f"that nobody holds any more, such as the result of {label(op['name'])} at {place(op)}, are read beyond a cut. Merging "
+            f"`{line['code']}` at {place(line)} is done as {len(first.regions)} regions instead of one: "
+            f"{_values(len(dead), op)} read beyond a cut. Merging "
             f"{len(first.regions)} regions saves {amount(total)} of HBM traffic (modelled); torch.compile of the step does",
             line,
             times=len(split),
@@ -150,6 +149,28 @@ def _dead_values(found: Sequence[Flush]) -> Iterator[Document]:
             dead_values=len(dead),
             hbm_bytes_saved=total,
         )
+
+
+def _dead(flush: Flush) -> Iterator[tuple[Document, Document]]:
+    """Values that were dropped, with their regions. Not those that cross a collective, beside which the list is cut anyway."""
+    readers: dict[tuple[int, int], int] = {}
+    for region in flush.regions:
+        for value in region["inputs"]:
+            if value["made_by"] is not None:
+                readers.setdefault((value["made_by"]["region"], value["made_by"]["output"]), region["id"])
+    collectives = [r["id"] for r in flush.regions if any(op["name"].startswith("c10d.") for op in r["ops"])]
+    for region in flush.regions:
+        for number, value in enumerate(region["outputs"]):
+            reader = readers.get((region["id"], number), region["id"])
+            if not value["live"] and not any(region["id"] <= c <= reader for c in collectives):
+                yield region, value
+
+
+def _values(count: int, op: Document) -> str:
+    of = f"{label(op['name'])} at {place(op)}"
+    if count == 1:
+        return f"one value that nobody holds any more, the result of {of}, is"
+    return f"{count} values that nobody holds any more, such as the result of {of}, are"
 
 
 # --------------------------------------------------------------------------------------------------- recompilation

@@ -42,7 +42,7 @@ def seconds(value: float | None) -> str:
 
 def short(name: str) -> str:
     """``relu`` of ``aten.relu.default``."""
-    return name.removeprefix("aten.").removesuffix(".default")
+    return name.removeprefix("aten.").removeprefix("c10d.").removesuffix(".default")
 
 
 def label(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -93,11 +94,9 @@ def test_limits(monkeypatch):
     assert "occupied more than" in large["error"]
 
 
-def test_workers_are_replaced(monkeypatch):
+def test_workers_are_replaced():
     """After a number of programs, or grown to half of the limit."""
-    monkeypatch.setattr(pool, "_PROGRAMS_A_WORKER", 2)
-    assert len({answer["worker"] for answer in answers_of("abcdef").values()}) == 3
-    monkeypatch.setattr(pool, "_PROGRAMS_A_WORKER", 100)
+    assert len({answer["worker"] for answer in answers_of("abcdef", Limits(60, 2**31, 2)).values()}) == 3
     assert len({answer["worker"] for answer in answers_of("abc").values()}) == 1
     assert len({answer["worker"] for answer in answers_of(["grown", "a", "b"]).values()}) == 2
 
@@ -120,6 +119,42 @@ def test_shards_are_a_partition():
     assert runner.selected("full", (1, 1), "timm/resnet18")[0].name == "timm/resnet18"
 
 
+def test_twins():
+    """Programs of one fingerprint are one task in each mode, the first of them; without a fingerprint each is its own."""
+    a, b, c, d = (Task(name, "strict") for name in "abcd")
+    other = Task("b", "defer")
+    marks = {"a": "x", "b": None, "c": "x", "d": None}
+    assert runner.twins([a, b, c, d, other], marks) == {a: [c], b: [], d: [], other: []}
+
+
+def test_answers_are_credited_to_twins(tmp_path, monkeypatch):
+    """Nine programs of two fingerprints: two are run, all have an answer; also where a kill came between."""
+    chosen = [
+        dataclasses.replace(program, fingerprint="even" if n % 2 else "odd")
+        for n, program in enumerate(runner.selected("smoke", (1, 1), None)[:9])
+    ]
+    monkeypatch.setattr(runner, "selected", lambda *given: chosen)
+    seen = []
+    run(tmp_path, progress=lambda state: seen.append((state.done, state.total)))
+    assert seen[-1] == (9, 9)
+    assert len(seen) == 2
+    with History(tmp_path / runner.DATABASE) as history:
+        answers = {answer["program"]: answer for answer in history.answers(1)}
+        assert {answer.get("same_as") for answer in answers.values()} == {None, chosen[0].name, chosen[1].name}
+        assert [answers[program.name]["worker"] for program in chosen[:2]] == [
+            answers[program.name]["worker"] for program in chosen[2:4]
+        ]
+        number = history.start(runner.plan_of("smoke", ["strict"], "v5e", (1, 1), None), {})
+        for program in chosen[:3]:
+            history.record(number, {"program": program.name, "mode": "strict", "worker": 0})
+    states = []
+    assert run(tmp_path, resume=True, progress=states.append) == number
+    assert not states
+    with History(tmp_path / runner.DATABASE) as history:
+        assert {answer["worker"] for answer in history.answers(number)} == {0}
+        assert sum(1 for _ in history.answers(number)) == 9
+
+
 def run(folder, resume=False, suite="smoke", progress=lambda state: None):
     """A run of the smoke suite with stand-ins."""
     plan = runner.plan_of(suite, ["strict"], "v5e", (1, 1), None)
@@ -137,7 +172,7 @@ def test_a_run_is_in_the_history(tmp_path):
         runs = history.runs()
         assert [entry.id for entry in runs] == [2, 1]
         assert all(entry.finished for entry in runs)
-        one, two = ([a | {"worker": 0} for a in history.answers(entry.id)] for entry in runs)
+        one, two = ([a | {"worker": 0, "processor_seconds": 0} for a in history.answers(entry.id)] for entry in runs)
     assert one == two
     lines = (tmp_path / "run-1.jsonl").read_text().splitlines()
     assert len(lines) == 40

@@ -73,3 +73,11 @@ def test_bounded():
         "failed": {"b": "refused"},
         "executables": {"1": 1},
     }
+
+
+def test_perplexity():
+    """Of those that have one."""
+    told = {"cpu_perplexity": 7.5, "perplexity": 7.4}
+    assert tiers.perplexity([answer("a"), answer("b", **told)]) == [
+        {"program": "b", "mode": "strict", "cpu": 7.5, "device": 7.4, "default": None}
+    ]

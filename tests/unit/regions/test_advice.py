@@ -220,3 +220,32 @@ dist.destroy_process_group()
     assert [value["shape"] for value in collective["outputs"]] == [[4]]
     (advice,) = [item for item in document["advice"] if item["kind"] == "rank-conditional-read"]
     assert advice["line"] == 9
+
+
+COLLECTIVE = """
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("cpu:fake,tpu:fake", store=FakeStore(), rank=0, world_size=4)
+x = torch.ones(4).to("tpu")
+y = x * 2
+dist.all_reduce(y)
+t = y / 4
+{rest}
+del t, y
+print(b.sum().item())
+dist.destroy_process_group()
+"""
+
+
+def test_collectives_split_without_advice(kinds: Kinds) -> None:
+    """The list is cut beside a collective whatever is held."""
+    assert "dead-values" not in kinds(COLLECTIVE.format(rest="b = t + 1"))
+
+
+def test_a_split_behind_a_collective(kinds: Kinds) -> None:
+    """A value that is dropped between two other regions is advised on, and alone in the advice."""
+    told = kinds(COLLECTIVE.format(rest="a = t.sin()\nb = t.cos()"))["dead-values"]
+    assert (
+        "one value that nobody holds any more, the result of div at program.py:8, is read beyond a cut" in told["text"]
+    )
+    assert told["evidence"]["dead_values"] == 1

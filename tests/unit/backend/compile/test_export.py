@@ -118,3 +118,14 @@ def test_symbolic_sizes_are_refused() -> None:
     )
     with pytest.raises(NotImplementedError, match="dynamic"):
         exported_to_mlir(exported)
+
+
+def test_branches_on_values() -> None:
+    """What must read a value on the host is NotImplementedError with the line and the remedy."""
+
+    class Branching(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,))
+
+    with pytest.raises(NotImplementedError, match=r"cond reads values .*test_export\.py.*torch\.where"):
+        exported_to_mlir(torch.export.export(Branching(), (torch.ones(3),)))

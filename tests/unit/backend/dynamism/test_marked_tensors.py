@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from emutpu.backend.runtime import runtime
 from emutpu.dynamism import BoundedDynamicDimension, get_dynamism_info, mark_dynamic
@@ -102,6 +103,63 @@ def test_marks_follow() -> None:
     assert get_dynamism_info(tensor.transpose(0, 1)) == [BoundedDynamicDimension(0, 2, 16)]
     assert get_dynamism_info(torch.cat([tensor, tensor], 1)) == [BoundedDynamicDimension(1, 4, 32)]
     assert type(tensor.sum(1)) is torch.Tensor
+
+
+LOSSES: dict[str, Callable[..., torch.Tensor]] = {
+    "pointwise": lambda x, w: (x * 3 + 1).sigmoid().exp().sum(),
+    "means": lambda x, w: x.exp().mean() + (x.sin().mean(1) * 2).sum(),
+    "softmax": lambda x, w: (x * 3).softmax(1).square().sum(),
+    "products": lambda x, w: (x @ w).relu().square().sum(),
+    "linear": lambda x, w: F.linear(x, w.t()).tanh().mean(),
+    "layer norm": lambda x, w: F.layer_norm(x, (4,)).exp().sum(),
+    "views": lambda x, w: x.transpose(1, 2).softmax(-1).square().sum() + (x[:, :, 0] * 2).sin().sum() + x[0].cos().sum(),
+    "select": lambda x, w: (x * 2)[:, 1].sum(),
+    "cat": lambda x, w: torch.cat([x, x * 2], 1).exp().sum(),
+    "variance": lambda x, w: x.var(1).sum(),
+    "scan": lambda x, w: x.cumsum(1).sin().sum(),
+    "attention": lambda x, w: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]).square().sum(),
+    "loss": lambda x, w: F.cross_entropy(x.flatten(0, 1), _targets(x)),
+}  # fmt: skip
+
+
+def _targets(x: torch.Tensor) -> torch.Tensor:
+    """A class for each row, marked as the rows of ``x`` are."""
+    classes = torch.arange(2 * x.shape[1]).remainder(4).to(x.device)
+    return mark_dynamic(classes, 0, 4, 32) if x.device.type == "tpu" else classes
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_from_shared_executables(name: str) -> None:
+    """Gradients equal the CPU's, and after the first size a backward compiles nothing."""
+    compiled = []
+    for size in (5, 9, 16, 7):
+        host, _ = marked(size)
+        weight = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+        device = [tensor.to("tpu").requires_grad_() for tensor in (host, weight)]
+        theirs = [tensor.clone().requires_grad_() for tensor in (host, weight)]
+        loss = LOSSES[name](mark_dynamic(device[0], 1, 2, 16), device[1])
+        before = runtime().cache.misses
+        loss.backward()
+        compiled.append(runtime().cache.misses - before)
+        LOSSES[name](*theirs).backward()
+        for ours, reference in zip(device, theirs, strict=True):
+            if reference.grad is not None:
+                torch.testing.assert_close(ours.grad.cpu(), reference.grad, rtol=1e-5, atol=1e-5)
+    assert compiled[1:] == [0, 0, 0]
+
+
+def test_other_backwards_are_as_they_were() -> None:
+    """A compiled graph's backward, one of unmarked tensors, and a second one through the same marked tensors."""
+    host, _ = marked(6)
+    leaf, theirs = host.to("tpu").requires_grad_(), host.clone().requires_grad_()
+    function = torch.compile(lambda x: x.sin().exp().sum())
+    for x, f in ((leaf, function), (theirs, lambda x: x.sin().exp().sum())):
+        bounded = mark_dynamic(x, 1, 2, 16) if x is leaf else x
+        loss = (bounded * bounded).mean(1).sum()
+        loss.backward(retain_graph=True)
+        (loss + f(x) + (x * 2).square().sum()).backward()
+    torch.testing.assert_close(leaf.grad.cpu(), theirs.grad, rtol=1e-5, atol=1e-5)
+    assert get_dynamism_info(leaf.grad) == []
 
 
 def test_gradients() -> None:
