@@ -179,7 +179,8 @@ def _pixels(recipe: Recipe) -> Tensor:
     if family == "fuyu":
         return recipe.normal(BATCH, 4, recipe.channels * _patch(recipe) ** 2)
     if family.startswith("kimi"):
-        return _gridded(recipe).unflatten(1, (recipe.channels, _patch(recipe), _patch(recipe)))
+        side = _patch(recipe)
+        return _gridded(recipe).reshape(-1, recipe.channels, side, side)
     if _GRIDS & names:
         return _gridded(recipe)
     if _LISTED & names:
