@@ -109,6 +109,9 @@ def _small_vit(name: str) -> tuple[int, dict[str, Any]]:
 
 # ----------------------------------------------------------------------------------------------- transformers
 
+_NO_RECIPE = {
+    "FastSpeech2ConformerWithHifiGan": "the durations that it predicts with drawn weights ask for more memory than there is",
+}
 _LABELLED = ("causal-lm", "masked-lm", "seq-to-seq-causal-lm")
 
 
@@ -117,6 +120,8 @@ def _transformers(program: Program) -> Built:
 
     from emutpu.conformance.shrink import shrunk
 
+    if program.architecture in _NO_RECIPE:
+        raise NoRecipe(_NO_RECIPE[program.architecture])
     transformers.logging.set_verbosity_error()
     model_class = getattr(transformers, program.architecture)
     # A class for the text part of a multimodal model has a configuration of its own.

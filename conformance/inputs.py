@@ -68,6 +68,11 @@ _COMPANIONS = {
     "query_embeds": ("encoder_hidden_states",),
     "states": ("actions", "rewards", "returns_to_go", "timesteps"),
 }  # fmt: skip
+# Families that refuse one argument beside another.
+_INSTEAD = {
+    "perceiver": (("inputs", "input_ids"), ("inputs", "pixel_values")),
+    "pop2piano": (("input_ids", "input_features"),),
+}
 _FROM_THE_INPUT = ("ForSequenceClassification", "ForQuestionAnswering")  # their decoders start from the input itself
 
 
@@ -84,6 +89,9 @@ def for_signature(model: nn.Module, seed: int) -> dict[str, Any]:
     placed(recipe, found)
     if "input_values" in found and "audio_codes" not in _needed(recipe):
         found.pop("audio_codes", None)  # what a codec made of them earlier
+    for name, other in _INSTEAD.get(recipe.family, ()):
+        if other in found:
+            found.pop(name, None)
     if type(model).__name__.endswith("ForMultipleChoice"):
         found = {name: value.unsqueeze(1).repeat(1, 2, *[1] * (value.dim() - 1)) for name, value in found.items()}
     if "use_cache" in recipe.parameters:

@@ -155,7 +155,7 @@ _LISTED = frozenset({"spatial_shapes", "pixel_position_ids", "image_position_ids
 _VIDEO = ("instructblipvideo", "timesformer", "vivit", "videomae", "vjepa", "video", "tvp")
 # Families that cut an image into tiles, f32[batch, tiles, channels, height, width].
 _TILED = (
-    "idefics", "smolvlm", "modernvbert", "colmodernvbert", "inkling", "llava_next", "llava_onevision", "granite4_vision",
+    "idefics", "smolvlm", "modernvbert", "ultra", "colmodernvbert", "inkling", "llava_next", "llava_onevision", "granite4_vision",
     "cohere2_vision", "aya_vision",
 )  # fmt: skip
 _SIZED = ("llava_next", "llava_onevision", "granite4_vision", "phi4_multimodal")
@@ -248,6 +248,7 @@ _CODECS = (
     "vibevoice_acoustic",
     "pe_audio",
     "omniasr",
+    "pocket_tts",
 )
 
 
@@ -260,6 +261,8 @@ def _spectra(recipe: Recipe) -> Tensor:
         return recipe.normal(BATCH, 1, FRAMES, _bins(recipe))
     if not recipe.family.startswith(_BINS_FIRST):
         return recipe.normal(BATCH, FRAMES, _bins(recipe))
+    if recipe.family.startswith("qwen3_asr"):
+        return recipe.normal(BATCH, _bins(recipe), 200)  # two of its windows
     frames = 2 * recipe.size("max_source_positions", default=32)
     return recipe.normal(BATCH, _bins(recipe), min(frames, 256))
 
