@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from emutpu.backend.hlo import Builder, Value
     from emutpu.backend.pjrt import Buffer
 
-__all__ = ["DEFAULT_GENERATOR", "TpuGenerator", "advanced", "draw"]
+__all__ = ["DEFAULT_GENERATOR", "TpuGenerator", "advanced", "draw", "forget_values"]
 
 _MASK = (1 << 64) - 1
 # Pending updates of the state, its seed among them, after which TorchTPU 0.2.0 materialises it (docs/regions.md).
@@ -141,6 +141,10 @@ class TpuGenerator(torch.Generator):
         """Remember the state that the last draw left on the device."""
         self._value = (self._seed, self._offset, value)
 
+    def forget(self) -> None:
+        """The device is another: what the last draw left there is of no use."""
+        self._value = None
+
     def updated(self) -> bool:
         """Count an update; True when so many are pending that the state is materialised."""
         self._updates += 1
@@ -153,6 +157,12 @@ class TpuGenerator(torch.Generator):
 # A kernel receives another Python object for the same C++ generator.
 _by_address: WeakValueDictionary[int, TpuGenerator] = WeakValueDictionary()
 DEFAULT_GENERATOR = TpuGenerator()
+
+
+def forget_values() -> None:
+    """Let every generator give its state anew, for the client is another."""
+    for generator in list(_by_address.values()):
+        generator.forget()
 
 
 def draw(generator: torch.Generator | None, numbers: int) -> Buffer:

@@ -193,6 +193,9 @@ class Runtime:
             self._client = client
             self.forget_executables()
             self.cache.forget_client(self._make_tiers)
+            random = sys.modules.get("emutpu.backend.rng")
+            if random is not None:
+                random.forget_values()
             return old
 
     def forget_executables(self) -> None:

@@ -352,7 +352,7 @@ def _measured_noise(built: Built, model: nn.Module, expected: _Answer, report: R
     except Exception as error:  # noqa: BLE001  # kept: not every model runs in float64, and that is no finding about a device
         report.noise_error = f"{type(error).__name__}: {error}"[:300]
         return None
-    report.logit_noise = _worst(_widened(expected.results), exact.results)
+    report.logit_noise = _worst(_widened(expected.results), _widened(exact.results))
     if expected.gradients and expected.gradients.keys() == exact.gradients.keys():
         report.gradient_noise = _gradient_error(expected, exact)
     return exact

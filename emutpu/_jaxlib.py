@@ -14,6 +14,7 @@ import io
 import os
 import platform
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -80,6 +81,10 @@ except ImportError as error:
 @functools.cache
 def context() -> Any:
     """The MLIR context of this process (making one costs up to 2 ms), with StableHLO, CHLO, Shardy and func loaded."""
+    return _new_context()
+
+
+def _new_context() -> Any:
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
     registry = ir.DialectRegistry()
@@ -128,7 +133,7 @@ def _renew_booleans(operation: Any) -> None:
             for inner in block.operations:
                 inner = inner.operation
                 if inner.name == "stablehlo.constant" and str(inner.results[0].type.element_type) == "i1":
-                    inner.attributes["value"] = ir.Attribute.parse(str(inner.attributes["value"]), context())
+                    inner.attributes["value"] = ir.Attribute.parse(str(inner.attributes["value"]), operation.context)
                 _renew_booleans(inner)
 
 
@@ -319,9 +324,35 @@ def known_flags(flags: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ..
     return flags if _accepted(flags) else tuple(flag for flag in flags if _accepted((flag,)))
 
 
+class _Compiling(threading.local):
+    """An MLIR context for each thread that compiles."""
+
+    def __init__(self) -> None:
+        self.context = _new_context()
+
+
+@functools.cache
+def _contexts() -> _Compiling:
+    return _Compiling()
+
+
+def _taken_out(module: Any) -> Any:
+    """A copy of ``module`` in the calling thread's own context.
+
+    XLA changes the context of what it compiles, and without the GIL: two compilations in one context crash the process.
+    """
+    bytecode = io.BytesIO()
+    module.operation.write_bytecode(bytecode)
+    copied = ir.Module.parse(bytecode.getvalue(), context=_contexts().context)
+    if _garbles_booleans():
+        _renew_booleans(copied.operation)
+    return copied
+
+
 def compile_module(backend: Any, module: Any, devices: Any, options: Any) -> Any:
-    """Compile an ``ir.Module`` or MLIR text for ``devices``. Releases the GIL."""
-    return backend.compile_and_load(module, devices, options)
+    """Compile an ``ir.Module`` or MLIR text for ``devices``, on any number of threads at once. Releases the GIL."""
+    taken = module if isinstance(module, str) else _taken_out(module)
+    return backend.compile_and_load(taken, devices, options)
 
 
 def serialize(backend: Any, executable: Any) -> bytes:

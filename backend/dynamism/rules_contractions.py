@@ -61,6 +61,25 @@ def _product(call: Call) -> Padded:
     return call.give(call.emit(**replaced), dims)
 
 
+@rule("_grouped_mm.default")
+def _grouped(call: Call) -> Padded:
+    """Groups end where ``offs`` says, so that padding behind the last row that counts is in none."""
+    a, b, writer = call["self"], call["mat2"], call.writer
+    if call["bias"] is not None:
+        raise Unsupported("groups with a bias")
+    if len(a.dims) == 2 and len(b.dims) == 3:
+        call.refuse_along(a, [1], "groups of rows that are dynamic")
+        call.refuse_along(b, [0, 1, 2], "dynamic weights of groups")
+        a = writer.prefixed(a, 0)
+        return call.give(call.emit(self=a), (a.dims[0], b.dims[2]))
+    if len(a.dims) == len(b.dims) == 2:
+        call.refuse_along(a, [0], "a dynamic dimension beside that of the groups")
+        call.refuse_along(b, [1], "a dynamic dimension beside that of the groups")
+        a, b = writer.clean(writer.prefixed(a, 1)), writer.clean(writer.prefixed(b, 0))
+        return call.give(call.emit(self=a, mat2=b), call.prefixes())
+    raise Unsupported("groups of columns")
+
+
 @rule("linear.default")
 def _linear(call: Call) -> Padded:
     x, weight = _contracted(call.writer, call["input"], call["weight"], (len(call["input"].dims) - 1, 1))

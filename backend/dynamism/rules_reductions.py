@@ -220,6 +220,15 @@ def _topk(call: Call) -> list[Any]:
     return [call.give(part, dims, number) for number, part in enumerate(parts)]
 
 
+@rule("histc.default")
+def _histogram(call: Call) -> Padded:
+    tensor, low, high = call["self"], call["min"], call["max"]
+    fill = greatest(tensor.dtype)
+    if not (isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high < fill):
+        raise Unsupported("a histogram whose range is that of the values")
+    return call.give(call.emit(self=call.writer.clean(tensor, fill)), call.prefixes())
+
+
 @rule("searchsorted.Tensor")
 def _places_in(call: Call) -> Padded:
     ordered, values = call["sorted_sequence"], call["self"]

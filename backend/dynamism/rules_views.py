@@ -264,10 +264,14 @@ def _slice_backward(call: Call) -> Padded:
 def _slice_scatter(call: Call) -> Padded:
     tensor, source = call["self"], call["src"]
     writer, axis = call.writer, call.axis(call["dim"], tensor)
-    _refuse_steps(call)
-    tensor, source = writer.prefixed(tensor, axis), writer.prefixed(source, axis)
+    static = not is_dynamic(tensor.dims[axis]) and not is_dynamic(source.dims[axis])
+    if not static:
+        _refuse_steps(call)
+        tensor, source = writer.prefixed(tensor, axis), writer.prefixed(source, axis)
     if tensor.dims[:axis] + tensor.dims[axis + 1 :] != source.dims[:axis] + source.dims[axis + 1 :]:
         raise Unsupported("a source whose padding lies otherwise")
+    if static:
+        return call.give(call.emit(), tensor.dims)
     start = _start(call, true_of(tensor.dims[axis]))
     moved, inside = _shifted(call, source, axis, start, extent_of(tensor.dims[axis]))
     return call.give(writer.call(aten.where.self, inside, moved, tensor), tensor.dims)

@@ -32,7 +32,7 @@ _SHOWN = 20
 _COMMITS = 3
 _GIB = 2**30
 _CAUGHT = 0.97
-_SMALL_MEMORY = 3 * _GIB
+_SMALL_MEMORY = 5 * _GIB
 _SMALL_PROGRAMS = 20
 
 
@@ -126,7 +126,7 @@ def list_command(suite: str, only: str | None, json_path: str | None) -> None:
 @click.option(
     "--small-runner",
     is_flag=True,
-    help="For machines of 7 GB: one worker of at most 3 GiB, a fresh one every 20 programs.",
+    help="For machines of 7 GB: one worker of at most 5 GiB, a fresh one every 20 programs.",
 )
 @click.option(
     "--executor",

@@ -51,13 +51,15 @@ def test_second_draw_compiles_nothing(name: str) -> None:
     """The seed and the offset are inputs of the module."""
     from emutpu.backend.runtime import runtime
 
-    draw = DRAWS[name]
-    draw()
-    draw()  # DEFER_AND_FUSE computes the state that the first draw left only now
+    def drawn(seed: int) -> None:
+        torch.manual_seed(seed)
+        for _ in range(2):
+            DRAWS[name]().cpu()
+
+    drawn(1)
+    drawn(2)  # DEFER_AND_FUSE computes the state that the last draw left only now
     before = runtime().cache.misses
-    draw()
-    torch.manual_seed(99)
-    draw()
+    drawn(99)
     assert runtime().cache.misses == before
 
 

@@ -133,12 +133,14 @@ def test_batch_norm_without_momentum() -> None:
     """A cumulative average changes its momentum every step: an input, not another module."""
     norm = torch.nn.BatchNorm1d(4, momentum=None).to("tpu")
     reference = torch.nn.BatchNorm1d(4, momentum=None)
-    for step in range(4):
+    # The count of batches is read, and with it DEFER_AND_FUSE computes the step before: its first one with the second.
+    new = 2 if torch.tpu.eager_mode is torch.tpu.EagerMode.DEFER_AND_FUSE else 1
+    for step in range(5):
         misses = runtime().cache.misses
         x = torch.randn(3, 4)
         norm(x.to("tpu"))
         reference(x)
-        assert step == 0 or runtime().cache.misses == misses
+        assert step < new or runtime().cache.misses == misses
     assert_same(norm.running_var, reference.running_var, what="running_var")
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from conftest import Command
+
+from emutpu.cli import conformance
+from emutpu.conformance import runner
+from emutpu.conformance.pool import Limits
 
 Valid = Callable[[Any, str], dict[str, Any]]
 
@@ -127,3 +133,33 @@ def test_wrong_usage(emutpu: Command, arguments: tuple[str, ...], says: str, tmp
     assert result.returncode == 2
     assert says in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_small_runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One worker whatever --jobs says, that leaves room on 7 GB and is replaced often."""
+    asked: dict[str, Any] = {}
+
+    class Stop(Exception):
+        pass
+
+    def run(*given: Any, **options: Any) -> int:
+        asked.update(options)
+        raise Stop
+
+    monkeypatch.setattr(runner, "run", run)
+    arguments = ["run", "--small-runner", "--jobs", "4", "--timeout", "70", "--results", str(tmp_path)]
+    result = CliRunner().invoke(conformance.command, arguments)
+    assert isinstance(result.exception, Stop)
+    assert asked["jobs"] == 1
+    assert asked["limits"] == Limits(70, 5 * 2**30, 20)
+    assert asked["executor"] == runner.LOCAL
+
+
+def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Wrong usage, with the remedy, before anything is written."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    arguments = ["run", "--executor", "ray", "--results", str(tmp_path / "results")]
+    result = CliRunner().invoke(conformance.command, arguments)
+    assert result.exit_code == 2
+    assert "pip install 'emutpu[ray]'" in result.output
+    assert not (tmp_path / "results").exists()

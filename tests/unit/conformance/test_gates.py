@@ -146,6 +146,8 @@ def test_noise_is_measured_beside_the_error(monkeypatch):
     assert 0 < report.logit_noise < 1e-6
     assert 0 < report.gradient_noise < 1e-6
     assert examine(monkeypatch, torch.tanh, "defer").logit_noise is None
+    narrowed = examine(monkeypatch, lambda y: y.tanh().float())  # float32 whatever the model's dtype is
+    assert 0 < narrowed.logit_noise < 1e-6
     narrow = examine(monkeypatch, lambda y: y @ torch.ones(4, 4, device=y.device))
     assert narrow.outcome == Outcome.PASS, narrow.error
     assert narrow.logit_noise is None

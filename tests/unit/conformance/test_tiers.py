@@ -36,6 +36,7 @@ def test_noise():
         "logits": gates.LOGITS,
         "gradients": gates.GRADIENTS,
         "default_precision": gates.DEFAULT_PRECISION,
+        "perplexity": gates.PERPLEXITY,
     }
 
 

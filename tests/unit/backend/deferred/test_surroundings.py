@@ -9,7 +9,10 @@ import sys
 import pytest
 import torch
 
+from emutpu.backend.runtime import runtime
 from emutpu.backend.streams import current_stream, set_stream
+from emutpu.simulator.clients import make_client
+from emutpu.simulator.topology import single_chip
 
 
 def test_streams_have_lists_of_their_own(regions) -> None:
@@ -105,3 +108,19 @@ def test_a_forked_child_is_told() -> None:
 def test_data_loaders_with_workers() -> None:
     """Workers that are forked while work is pending load batches; the sums are right."""
     assert _run(_LOADER) == ["0.0", str(float(4 * 2 * sum(range(12))))]
+
+
+def test_random_states_leave_with_their_client() -> None:
+    """What a draw left on the device is of no use to another client: its draws begin from the seed and the offset."""
+    real = runtime().client
+    torch.manual_seed(7)
+    expected = [torch.rand(3, device="tpu").tolist() for _ in range(3)]
+    torch.manual_seed(7)
+    found = [torch.rand(3, device="tpu").tolist()]
+    try:
+        runtime().replace_client(make_client("interpreter", single_chip("v5e")))
+        found.append(torch.rand(3, device="tpu").tolist())
+    finally:
+        runtime().replace_client(real)
+    found.append(torch.rand(3, device="tpu").tolist())
+    assert found == expected

@@ -38,6 +38,11 @@ def permutation(size: int, g: torch.Generator) -> Sequence[torch.Tensor]:
     return [torch.randperm(size, generator=g)]
 
 
+def _ends(experts: torch.Tensor, count: int) -> torch.Tensor:
+    """Where the rows of each expert end, once they are sorted by expert."""
+    return torch.histc(experts.float(), count, min=0, max=count - 1).cumsum(0, dtype=torch.int32)
+
+
 X = floats(3, None)
 Y = floats(2, None, 4)
 SQUARE = floats(2, None, None)
@@ -57,6 +62,8 @@ SMOOTH: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | N
     "softmax": (lambda x: ((x - 9).softmax(1), (x - 9).log_softmax(1), x.softmax(0)), X, [1]),
     "cumsum": (lambda x: (x.cumsum(1), x.cumsum(0), x.logcumsumexp(1)), X, [1]),
     "cumulative extremes": (lambda x: (x.cummax(1)[0], x.cummin(1)[0]), X, [1]),
+    "written with a step": (lambda x, y: torch.slice_scatter(x, y * 2, 1, 1, 6, 2), both(floats(None, 6), floats(None, 3)), [0, 0]),
+    "groups of rows": (lambda x, w, n: F.grouped_mm(x, w, offs=_ends(n, 3)), both(floats(None, 4), floats(3, 4, 8), integers(3, None)), [0, None, 0]),
     "sort": (lambda x: (x.sort(1)[0], (x - 9).sort(1, descending=True)[0], x.topk(2, 1)[0], (x + 9).topk(2, 1, largest=False)[0]), X, [1]),
     "views": (
         lambda y: (y.transpose(1, 2) * 2, y.reshape(-1).exp(), y.flatten(0, 1).sum(0), y.view(2, -1).softmax(1), y.unsqueeze(1).squeeze(0)),
@@ -133,6 +140,7 @@ WHOLE: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | No
     "order": (lambda x: (x.argsort(dim=1, stable=True), (x - 9).sort(1, descending=True)[1], (x + 9).topk(2, 1)[1]), X, [1]),
     "search": (lambda x, v: (torch.searchsorted(x.sort(1)[0], v), torch.searchsorted(x.sort(1)[0], v * 0 + 99, right=True, out_int32=True)), both(X, floats(3, 4)), [1, None]),
     "places of extremes": (lambda x: (F.max_pool2d(x, 3, 2, 1, return_indices=True), F.adaptive_max_pool2d(x * 1, (2, 3), return_indices=True)), floats(2, 6, None), [2]),
+    "histogram": (lambda x, i: (torch.histc(x, 5, min=-1, max=1), torch.histc(i.float(), 4, min=0, max=3)), both(X, integers(4, 3, None)), [1, 1]),
     "whether any": (lambda x: ((x > -9).all(), (x > 9).any(1), (x > 0).sum(1), x.count_nonzero()), X, [1]),
     "integers": (lambda i: (i.sum(1), i.amax(1), (i - 20).amax(1), i.amin(), i.cumsum(1), i.sort(1)[0], i.prod(1)), integers(5, 3, None), [1]),
     "not a number": (lambda x: (x.sort(1)[0], x.amax(1), x.sort(1, descending=True)[0], x.argmax(1)), lambda s, g: [torch.randn(3, s, generator=g).index_fill(1, torch.tensor([1]), float("nan"))], [1]),
