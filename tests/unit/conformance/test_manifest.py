@@ -36,6 +36,7 @@ def test_size():
     kinds = collections.Counter(model.kind for model in manifest.models())
     assert kinds["hub"] >= 5000
     assert len(manifest.select("reps")) >= 657
+    assert len({program.fingerprint for program in manifest.programs().values()} - {None}) >= 1400
     assert len(manifest.select("smoke")) == 40
     programs = manifest.programs()
     assert sum(programs[model.program].task == "causal-lm" for model in manifest.models()) >= 839
