@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from emutpu.conformance import inputs, weights
+from emutpu.conformance import inputs, libraries, weights
 from emutpu.conformance.manifest import Program
 from emutpu.conformance.torchvision_schemas import declare
 
@@ -38,14 +38,22 @@ class Built:
     perplexity: Callable[[nn.Module, Callable[[Any], Any]], float] | None = None
 
 
-def build(program: Program) -> Built:
-    """The model with wide weights and without dropout. Raises NoRecipe, or what the library raises."""
+def build(program: Program, *, drawn: bool = True) -> Built:
+    """The model with wide weights and without dropout. Raises NoRecipe, or what the library raises.
+
+    Unless the weights are ``drawn``, all of a matrix are alike: enough to see which ops a forward is made of.
+    """
     declare()
     if program.builder == "trained":
         return _trained(program)
+    if not installed(program.builder):
+        raise NoRecipe(f"{program.builder} is not installed here")
     torch.manual_seed(program.seed)
-    built = _BUILDERS[program.builder](program)
-    weights.draw(built.model, program.gain, program.seed)
+    # Without gradients: a weight that is computed from others (weight_norm) could not be copied with the model.
+    with weights.Undrawn(), torch.no_grad():
+        built = _BUILDERS[program.builder](program)
+    if drawn:
+        weights.draw(built.model, program.gain, program.seed)
     weights.without_dropout(built.model)
     built.model.eval()
     return built
@@ -62,7 +70,7 @@ def loss_of(outputs: Any) -> Tensor | None:
     """The model's own loss, or the sum of the mean squares of its answer; None when nothing can be differentiated."""
     own = outputs.get("loss") if isinstance(outputs, Mapping) else None
     if isinstance(own, Tensor):
-        return own
+        return own.mean()  # codecs have one for each sound
     squares = [result.square().mean() for result in results_of(outputs) if result.requires_grad and result.numel()]
     return torch.stack(squares).sum() if squares else None
 
@@ -101,6 +109,9 @@ def _small_vit(name: str) -> tuple[int, dict[str, Any]]:
 
 # ----------------------------------------------------------------------------------------------- transformers
 
+_NO_RECIPE = {
+    "FastSpeech2ConformerWithHifiGan": "the durations that it predicts with drawn weights ask for more memory than there is",
+}
 _LABELLED = ("causal-lm", "masked-lm", "seq-to-seq-causal-lm")
 
 
@@ -109,11 +120,16 @@ def _transformers(program: Program) -> Built:
 
     from emutpu.conformance.shrink import shrunk
 
+    if program.architecture in _NO_RECIPE:
+        raise NoRecipe(_NO_RECIPE[program.architecture])
     transformers.logging.set_verbosity_error()
     model_class = getattr(transformers, program.architecture)
     # A class for the text part of a multimodal model has a configuration of its own.
     config_class = model_class.config_class or transformers.CONFIG_MAPPING[program.options["model_type"]]
-    model = model_class(shrunk(config_class()))
+    try:
+        model = model_class(shrunk(config_class(), narrow=program.shrink != "depth"))
+    except ImportError as error:  # of a library that the class stands on
+        raise NoRecipe(str(error).strip().partition(" but")[0]) from error
     try:
         arguments = inputs.for_signature(model, program.seed)
     except inputs.UnknownArgument as error:
@@ -131,7 +147,7 @@ def _parameters(model: nn.Module) -> frozenset[str]:
 
 # -------------------------------------------------------------------------------------------------- diffusers
 
-_SPATIAL = 16
+_TIMESTEP = 10.0
 
 
 def _diffusers(program: Program) -> Built:
@@ -141,10 +157,10 @@ def _diffusers(program: Program) -> Built:
         raise NoRecipe("no small configuration of this diffusers class is written yet")
     model = getattr(diffusers, program.architecture)(**program.options["config"])
     generator = torch.Generator().manual_seed(program.seed)
-    shapes: Mapping[str, list[int]] = program.options["inputs"]
-    arguments: dict[str, Any] = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    if "timestep" in _parameters(model):
-        arguments["timestep"] = torch.tensor([10.0])
+    arguments = {name: inputs.written(entry, generator) for name, entry in program.options["inputs"].items()}
+    if "timestep" in _parameters(model) and "timestep" not in arguments:
+        batch = next((len(value) for value in arguments.values() if isinstance(value, Tensor)), 1)
+        arguments["timestep"] = torch.full((batch,), _TIMESTEP)
     return Built(model, arguments, {})
 
 
@@ -161,6 +177,14 @@ def _torchvision(program: Program) -> Built:
     backbone = {"weights_backbone": None} if program.task == "semantic-segmentation" else {}
     model = models.get_model(program.architecture, weights=None, **backbone)
     return Built(model, {"x": inputs.image(3, inputs.SIDE, program.seed)}, {})
+
+
+def _library(make: Callable[[Program], tuple[nn.Module, dict[str, Any]]]) -> Callable[[Program], Built]:
+    def built(program: Program) -> Built:
+        model, arguments = make(program)
+        return Built(model, arguments, {})
+
+    return built
 
 
 # ---------------------------------------------------------------------------------------------------- trained
@@ -184,6 +208,10 @@ _BUILDERS: Mapping[str, Callable[[Program], Built]] = {
     "transformers": _transformers,
     "diffusers": _diffusers,
     "torchvision": _torchvision,
+    "open_clip": _library(libraries.open_clip),
+    "segmentation_models_pytorch": _library(libraries.segmentation_models),
+    "litgpt": _library(libraries.litgpt),
+    "sentence_transformers": _library(libraries.sentence_transformers),
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["SUITES", "Model", "Program", "Row", "Source", "models", "programs", "rows", "select", "sources"]
+__all__ = ["SUITES", "Model", "Program", "Row", "Source", "alike", "models", "programs", "rows", "select", "sources"]
 
 SUITES = ("smoke", "reps", "full")
 
@@ -100,6 +100,16 @@ def programs() -> Mapping[str, Program]:
 def models() -> Sequence[Model]:
     """All models."""
     return tuple(Model(**entry) for entry in _lines("models.jsonl"))
+
+
+@functools.cache
+def alike() -> Mapping[str, str]:
+    """For every program the first one with the same fingerprint: it says all about a device that the others could say.
+
+    A program that has no fingerprint, for it was not traced or does not run on the CPU, is alike to itself only.
+    """
+    first: dict[str, str] = {}
+    return {name: first.setdefault(program.fingerprint or name, name) for name, program in programs().items()}
 
 
 def rows() -> Iterator[Row]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["FEED_FORWARD", "HEADS", "HEAD_DIM", "VOCABULARY", "WIDTH", "shrunk"]
+__all__ = ["FEED_FORWARD", "HEADS", "HEAD_DIM", "VOCABULARY", "WIDTH", "shrunk", "text_part"]
 
 WIDTH, HEADS, HEAD_DIM, FEED_FORWARD = 64, 4, 16, 128
 VOCABULARY, POSITIONS, EXPERTS, WINDOW = 512, 128, 4, 8
@@ -25,6 +26,7 @@ Config = Any
 Rule = Callable[[Any, Config], Any]
 
 
+@functools.cache
 def _at_most(limit: int) -> Rule:
     """Integers, and those of lists, become at most ``limit``; an odd one becomes an odd one."""
 
@@ -112,17 +114,28 @@ def _image(value: Any, config: Config) -> Any:
     return min(value, patch * (_BANDS - 1 if value // patch % 2 else _BANDS))
 
 
+def _window(value: Any, config: Config) -> Any:
+    """Width of a window: in pixels, a square of patches that become one token, where patches are merged."""
+    merged, patch = getattr(config, "spatial_merge_size", None), getattr(config, "patch_size", None)
+    if _is_size(value) and isinstance(merged, int) and isinstance(patch, int) and value >= patch * merged:
+        return patch * merged
+    return _at_most(WINDOW)(value, config)
+
+
 def _sections(value: Any, config: Config) -> Any:
     """Parameters of rotary embeddings: the sections of multimodal ones add up to half of the small head."""
     if not isinstance(value, dict):
         return value
     if any(isinstance(entry, dict) for entry in value.values()):
         return {name: _sections(entry, config) for name, entry in value.items()}
-    if "mrope_section" not in value:
+    if "mrope_section" not in value and "mrope_section" not in getattr(config, "ignore_keys_at_rope_validation", ()):
         return value
-    half = int(HEAD_DIM * (value.get("partial_rotary_factor") or 1.0)) // 2
+    turned = HEAD_DIM // 2 if hasattr(config, "qk_rope_head_dim") else HEAD_DIM
+    half = int(turned * (value.get("partial_rotary_factor") or 1.0)) // 2
     outer = half * 3 // 8
-    return value | {"mrope_section": [half - 2 * outer, outer, outer]}
+    sections = [half - 2 * outer, outer, outer]
+    # Ernie's come in the order height, width, time, and height and width have to be alike.
+    return value | {"mrope_section": sections[::-1] if type(config).__name__.startswith("Ernie") else sections}
 
 
 # The first pattern that is found in a field's name decides.
@@ -131,15 +144,18 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
     for pattern, rule in (
         (r"^(num_labels|id2label|label2id|chunk_size_feed_forward|type_vocab_size|num_channels)$", _keep),
         (r"^rope_(parameters|scaling)$", _sections),
-        (r"vocab_size|^n_words$", _at_most(VOCABULARY)),
+        (r"vocab_size|^n_words$|_vocab$", _at_most(VOCABULARY)),
         (r"^(" + "|".join(_PATTERNS) + ")$", _pattern),
         (r"max_position|n_positions|max_source_pos|max_target_pos|^n_ctx$|max_seq|position_embeddings$|max_pos", _at_most(POSITIONS)),
-        (r"sliding_window|attention_window|attention_chunk_size|local_attention$|^window_size$", _at_most(WINDOW)),
+        (r"^window_size$", _window),
+        (r"sliding_window|attention_window|attention_chunk_size|local_attention$", _at_most(WINDOW)),
         (r"^(chunk_size|mamba_chunk_size)$", _at_most(16)),
         (r"(first_k_dense_replace|moe_layer_start_index|num_dense_layers|num_nextn_predict_layers|max_window_layers)$", _at_most(1)),
         (r"(experts_per_tok(en)?|top_k_experts|moe_k|moe_topk|num_selected_experts|n_group|num_expert_group)$", _at_most(2)),
         (r"topk_group$|n_shared_experts$|num_shared_experts$", _at_most(1)),
         (r"index_topk$", _at_most(WINDOW)),
+        (r"mm_tokens_per_image$|index_kpool$", _at_most(4)),
+        (r"^context_size$|^audio_chunk|^image_seq_length$", _at_most(16)),
         (r"experts$", _at_most(EXPERTS)),
         (r"feature_layer|select_layer|feat_extract|kv_shared|conv_layers|adapter|^num_fpn|per_layer$|no_rope|mlp_only|random_blocks", _keep),
         (r"(^|_)(layers?|depths?|blocks?)$|n_layers?$|num_layers?$|hidden_layers$|_depths$|layer_depths|num_block_repeats", _layers),
@@ -157,6 +173,7 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"relative_attention_num_buckets$", _at_most(8)),
         (r"num_conv_pos_embeddings$", _at_most(16)),
         (r"num_conv_pos_embedding_groups$", _at_most(2)),
+        (r"^upsample_groups$", _width),
         (r"num_frames$", _at_most(4)),
         (r"intermediate|ffn|mlp_dim|d_ff$|d_inner|feed_?forward|inner_dim|mlp_hidden", _at_most(FEED_FORWARD)),
         (r"in_channels$|input_dim$|num_mel|latent_channels|kernel|stride|feature_size$|^channels$|_dim_ratio|partial", _keep),
@@ -167,6 +184,13 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
     )
 )  # fmt: skip
 
+_NARROWING = frozenset({_width, _heads, _shared_heads, _at_most(HEAD_DIM), _at_most(FEED_FORWARD)})
+
+
+class Inner(dict[str, Any]):
+    """Settings of a nested configuration."""
+
+
 # What no rule over names can know: fields that belong together.
 _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},
@@ -176,53 +200,147 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "BeitConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "Data2VecVisionConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "CvtConfig": {"depth": [1, 2, 3]},
-    "HieraConfig": {"decoder_hidden_size": WIDTH},
     "EfficientNetConfig": {"hidden_dim": 2560},
     "AlignVisionConfig": {"hidden_dim": 2560},
-    "LayoutLMv3Config": {"coordinate_size": 12, "shape_size": 8},
     "XmodConfig": {"default_language": "en_XX"},
-    "DeepseekV2Config": {"n_group": 2, "topk_group": 1},
+    "DeepseekV2Config": {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH},
     "Lfm2Config": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2, "mamba_n_heads": 8},
+    "BitConfig": {"embedding_size": 64, "hidden_sizes": [64, 128, 256, 512], "num_groups": 4},
+    "Dots1Config": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "DoryConfig": {"num_hidden_layers": 3, "n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1},
+    "FalconH1Config": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16},
+    "AriaConfig": {"projector_patch_to_query_dict": {"9": 4, "16": 8}},
+    "AyaVisionConfig": {"vision_config": Inner(image_size=56)},
+    "DonutSwinConfig": {"image_size": [128, 128], "window_size": 4},
+    "Gemma3nTextConfig": {
+        "intermediate_size": FEED_FORWARD,
+        "activation_sparsity_pattern": None,
+        "num_hidden_layers": 5,
+        "num_kv_shared_layers": 0,
+    },
+    "GroundingDinoConfig": {"num_queries": 4},
+    "TimmBackboneConfig": {"backbone": "resnet26"},
+    "HieraConfig": {"decoder_hidden_size": WIDTH, "decoder_depth": 2, "decoder_num_heads": 2},
+    "InformerConfig": {"prediction_length": 4},
+    "AutoformerConfig": {"prediction_length": 4, "label_length": 2},
+    "TimeSeriesTransformerConfig": {"prediction_length": 4},
+    "ChameleonConfig": {
+        "vq_config": Inner(num_embeddings=64),
+        "vocabulary_map": {
+            "<image>": 508,
+            **{f"IMGIMG{''.join(chr(65 + int(d)) for d in str(code))}Z": 10 + code for code in range(64)},
+        },
+    },
+    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"]},
+    "DiffusionGemmaTextConfig": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": WIDTH},
+    "CohereCompassTextConfig": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+            for kind in ("full_attention", "sliding_attention")
+        },
+    },
+    "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
+    "NemotronConfig": {"num_key_value_heads": 2, "head_dim": HEAD_DIM},
+    "LayoutLMv3Config": {"coordinate_size": 12, "shape_size": 8, "input_size": 64},
+    "LiltConfig": {"hidden_size": 96},
+    "Llama4VisionConfig": {
+        "vision_output_dim": WIDTH,
+        "projector_input_dim": WIDTH,
+        "projector_output_dim": WIDTH,
+        "intermediate_size": 256,
+        "pixel_shuffle_ratio": 0.5,
+    },
+    "LongcatFlashConfig": {"head_dim": 8, "qk_head_dim": 24},
+    "Mamba2Config": {"num_heads": 8, "head_dim": HEAD_DIM},
+    "MMGroundingDinoConfig": {"num_queries": 4},
+    "ReformerConfig": {"axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 48]},
+    "SwinConfig": {"window_size": 2},
+    "MaskFormerSwinConfig": {"window_size": 2},
+    "SuperPointConfig": {"keypoint_decoder_dim": 65},
+    "TvpConfig": {"max_img_size": 64, "visual_prompt_size": 8},
+    "PerceiverConfig": {
+        "num_latents": 16,
+        "d_latents": WIDTH,
+        "d_model": WIDTH,
+        "num_blocks": 1,
+        "num_self_attends_per_block": 2,
+        "num_self_attention_heads": 1,
+        "num_cross_attention_heads": 1,
+        "image_size": 56,
+        "train_size": [56, 56],
+    },
+    "SmolVLMConfig": {"vision_config": Inner(image_size=128)},
+    "Idefics3Config": {"vision_config": Inner(image_size=128)},
+    "Apertus1p5Config": {
+        "vision_config": Inner(codebook_size=64),
+        "image_token_offset": 128,
+        "audio_token_offset": 192,
+    },
+    "ClapAudioConfig": {"hidden_size": 32, "patch_embeds_hidden_size": 16},
+    "MPNetConfig": {"relative_attention_num_buckets": 32},
+    "DetrConfig": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
+    "Emu3Config": {
+        "vq_config": Inner(hidden_size=256, codebook_size=64),
+        "vocabulary_map": {
+            "<image>": 508,
+            "<|extra_200|>": 507,
+            **{f"<|visual token {code:06d}|>": 10 + code for code in range(64)},
+        },
+    },
 }
 
+_IGNORED = "ignore_keys_at_rope_validation"
+_PLACEHOLDERS = frozenset({"image_token_id", "image_token_index", "audio_token_id", "video_token_id"})
+_DERIVED = frozenset({"model_args"})  # not made from other fields, though there is none by default
+_LEFT_OUT = object()
+_UNSET = 1 << 30  # stands for a placeholder that has no id by default
 _TOKEN = re.compile(r"(token_ids?|token_index|token_idx)$|^(pad|bos|eos|unk|mask|cls|sep)_(index|id)$")
 _NOT_SETTINGS = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "model_type"})
 
 
-def shrunk(config: Config) -> Config:
-    """The small counterpart of a configuration, of the same class. Raises what the class raises for what it refuses."""
-    return _Walk().visit(config)
+def shrunk(config: Config, *, narrow: bool = True) -> Config:
+    """The small counterpart of a configuration, of the same class. Raises what the class raises for what it refuses.
+
+    Without ``narrow`` the widths stay as they are: for image networks whose stages have to fit each other.
+    """
+    return _Walk(narrow=narrow).visit(config)
+
+
+def text_part(config: Config) -> Config:
+    """The configuration of the part that reads text; of the encoder where an encoder and a decoder have one each."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config.get_text_config(encoder=True)
 
 
 class _Walk:
     """One walk: special tokens that do not fit the small vocabulary get new, distinct ids from its end downwards."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, narrow: bool) -> None:
         self._tokens: dict[int, int] = {}
+        self._narrow = narrow
 
-    def visit(self, config: Config) -> Config:
-        """A small copy."""
-        from transformers import PreTrainedConfig
-
-        kept: dict[str, Any] = {}
+    def visit(self, config: Config, together: Mapping[str, Any] | None = None) -> Config:
+        """A small copy. ``together`` are settings that a configuration around this one wants of it."""
+        together = {**_TOGETHER.get(type(config).__name__, {}), **(together or {})}
+        inner = {name: value for name, value in together.items() if isinstance(value, Inner)}
+        config.allow_global_per_layer_attribute_access = True  # layers that differ get the sizes of the first
         vocabulary = self._vocabulary(config)
+        kept: dict[str, Any] = {}
         for field in dataclasses.fields(config):
-            value = getattr(config, field.name, None)
             if field.name.startswith("_") or field.name in _NOT_SETTINGS:
                 continue
-            if isinstance(value, PreTrainedConfig):
-                kept[field.name] = self.visit(value)
-            elif isinstance(value, float) and "drop" in field.name:
-                kept[field.name] = 0.0
-            elif _TOKEN.search(field.name):
-                kept[field.name] = self._token(value, vocabulary)
-            elif value is not None and not (field.default is None and not _is_size(value)):
-                kept[field.name] = _ruled(field.name, value, config)
+            found = self._setting(field, config, vocabulary, inner)
+            if found is not _LEFT_OUT:
+                kept[field.name] = found
         if getattr(config, "head_dim", 0) is None and "num_attention_heads" in kept:
             kept["head_dim"] = HEAD_DIM
-        kept |= _TOGETHER.get(type(config).__name__, {})
+        kept |= _stages(kept, config)
+        kept |= {name: value for name, value in together.items() if name not in inner}
+        kept |= _one_for_each_layer(kept, config)
         if getattr(config, "pad_token_id", 0) is None and "pad_token_id" in kept:
             kept["pad_token_id"] = 0
         small = type(config)(**kept)
@@ -230,11 +348,41 @@ class _Walk:
             small.decoder_start_token_id = 0  # generation asks for one
         return small
 
+    def _setting(
+        self, field: dataclasses.Field[Any], config: Config, vocabulary: int, inner: Mapping[str, Inner]
+    ) -> Any:
+        """The small value of a field, or ``_LEFT_OUT`` for what the class makes from the others."""
+        name, value = field.name, getattr(config, field.name, None)
+        nested = self._nested(value, inner.get(name))
+        if nested is not None:
+            return nested
+        if isinstance(value, float) and "drop" in name:
+            return 0.0
+        if value is None and name in _PLACEHOLDERS:
+            return self._token(_UNSET, vocabulary)
+        if _TOKEN.search(name):
+            return self._token(value, vocabulary)
+        if name == "rope_parameters" and "mrope_section" in getattr(config, _IGNORED, ()):
+            return _sections(value or {"rope_type": "default", "rope_theta": 10000.0}, config)
+        if value is None or (field.default is None and not isinstance(value, (int, str)) and name not in _DERIVED):
+            return _LEFT_OUT
+        return self._ruled(name, value, config)
+
+    def _nested(self, value: Any, together: Mapping[str, Any] | None) -> Any:
+        """Small configurations of one, or of a list of them; None for anything else."""
+        from transformers import PreTrainedConfig
+
+        if isinstance(value, PreTrainedConfig):
+            return self.visit(value, together)
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], PreTrainedConfig):
+            return [self.visit(entry) for entry in value]
+        return None
+
     @staticmethod
     def _vocabulary(config: Config) -> int:
         size: Any = getattr(config, "vocab_size", None)
         if not _is_size(size):
-            size = getattr(config.get_text_config(), "vocab_size", None)
+            size = getattr(text_part(config), "vocab_size", None)
         return min(size, VOCABULARY) if _is_size(size) else VOCABULARY
 
     def _token(self, value: Any, vocabulary: int) -> Any:
@@ -244,9 +392,27 @@ class _Walk:
             return value
         return self._tokens.setdefault(value, vocabulary - 4 - len(self._tokens))
 
+    def _ruled(self, name: str, value: Any, config: Config) -> Any:
+        for pattern, rule in _RULES:
+            if pattern.search(name):
+                return rule(value, config) if self._narrow or rule not in _NARROWING else copy.deepcopy(value)
+        return copy.deepcopy(value)
 
-def _ruled(name: str, value: Any, config: Config) -> Any:
-    for pattern, rule in _RULES:
-        if pattern.search(name):
-            return rule(value, config)
-    return copy.deepcopy(value)
+
+def _stages(kept: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """The layers of a backbone that are looked at: as many as before, of the layers that are left."""
+    looked = vars(config).get("_out_indices")
+    if not isinstance(looked, (list, tuple)) or len(looked) < 2:  # the last one alone is the default
+        return {}
+    if "num_hidden_layers" not in kept:
+        return {"out_indices": list(looked)}
+    return {"num_hidden_layers": len(looked), "out_indices": list(range(1, len(looked) + 1))}
+
+
+def _one_for_each_layer(kept: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Lists that had an entry for each layer, cut to the layers that are left."""
+    before, after = getattr(config, "num_hidden_layers", None), kept.get("num_hidden_layers")
+    if not isinstance(before, int) or not isinstance(after, int) or after >= before:
+        return {}
+    whole = {name: value for name, value in kept.items() if isinstance(value, (list, tuple)) and len(value) == before}
+    return {name: list(value)[:after] for name, value in whole.items()}

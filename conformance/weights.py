@@ -10,16 +10,39 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.overrides import TorchFunctionMode
 
-__all__ = ["draw", "without_dropout"]
+__all__ = ["Undrawn", "draw", "without_dropout"]
 
 _SPREAD = 0.1  # of weights that are all one, relative
 _OFFSET = 0.2  # of what is all zero: biases, offsets of normalisation weights
+_FILLED = 0.02  # not zero: some libraries divide by norms while they build
 _SCALE = 0.5  # what a small constant (a layer scale) becomes
+
+
+_DRAWING = frozenset(
+    (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.erfinv_)
+)
+
+
+class Undrawn(TorchFunctionMode):
+    """While a model is built, its matrices are filled instead of drawn: ``draw`` replaces them anyway.
+
+    The libraries' own initialisation took half of the time of building a model.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DRAWING:
+            tensor = args[0] if args else (kwargs or {})["tensor"]
+            if isinstance(tensor, nn.Parameter) and tensor.dim() > 1:
+                with torch.no_grad():
+                    return tensor.fill_(_FILLED)
+        return func(*args, **(kwargs or {}))
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Child", "End", "Ended", "Limits", "Seat", "paths", "work_off"]
+__all__ = ["Child", "End", "Ended", "Limits", "Seat", "paths", "seconds_of", "work_off"]
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -82,12 +82,12 @@ class Child:
 
     def hear(self) -> Any:
         """What it says next, unasked. Raises Ended."""
-        worked = _worked(self._process.pid)
+        worked = seconds_of(self._process.pid)
         line = self._line(time.monotonic(), worked)
         if not line.endswith(b"\n"):
             code = self._process.wait()
             raise Ended(End.DIED, code, self.words())
-        self.processor_seconds = _worked(self._process.pid) - worked
+        self.processor_seconds = seconds_of(self._process.pid) - worked
         return json.loads(line)
 
     def _line(self, started: float, worked: float) -> bytes:
@@ -105,7 +105,7 @@ class Child:
     def _check(self, started: float, worked: float) -> None:
         limits, pid = self._limits, self._process.pid
         over = (
-            (End.PROCESSOR, limits.processor, lambda: _worked(pid) - worked),
+            (End.PROCESSOR, limits.processor, lambda: seconds_of(pid) - worked),
             (End.CLOCK, limits.clock, lambda: time.monotonic() - started),
             (End.MEMORY, limits.memory, lambda: _resident(pid)),
         )
@@ -135,8 +135,8 @@ class Child:
                     stream.close()
 
 
-def _worked(pid: int) -> float:
-    """Seconds of processor time, of all threads."""
+def seconds_of(pid: int) -> float:
+    """Seconds of processor time of a process, of all its threads; 0 when it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as stream:
             fields = stream.read().rpartition(")")[2].split()

@@ -2,8 +2,8 @@
 
 Everything comes from pinned packages: timm, transformers, diffusers and torchvision as ``tools/constraints.txt`` has them
 installed, and the list of hub ids with architectures in the wheel of TransformerLens, which pip downloads and which is read
-without being installed. No id is made up: what has none is a row of kind ``architecture``. Fingerprints that were traced
-before are kept as long as their program stays the same.
+without being installed. No id is made up: what has none is a row of kind ``architecture``. Fingerprints and expected outcomes
+that ``tools.corpus`` found are kept as long as their program stays the same.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.diffusers_models import DIFFUSERS
 from tools.layout import ROOT
 
-__all__ = ["installed_programs", "main", "rendered"]
+__all__ = ["installed_programs", "jsonl", "main", "rendered"]
 
 DATA = ROOT / "conformance" / "data"
 LENS = ("transformer-lens", "4.3.0", "fd3aff408b4145a8b4b00cacdc32a25c047c4c4f416de4b7b260abd375ae89db")
@@ -59,44 +60,6 @@ SMOKE = frozenset(
     diffusers/UNet2DModel diffusers/AutoencoderKL
     """.split()  # noqa: SIM905  # a list of words is read best as one
 )
-
-# Small settings of diffusers classes and the shapes of their inputs: their constructors have no common names to go by.
-DIFFUSERS: dict[str, dict[str, Any]] = {
-    "AutoencoderKL": {
-        "config": {
-            "block_out_channels": [16, 32],
-            "down_block_types": ["DownEncoderBlock2D", "DownEncoderBlock2D"],
-            "up_block_types": ["UpDecoderBlock2D", "UpDecoderBlock2D"],
-            "norm_num_groups": 4,
-        },
-        "inputs": {"sample": [2, 3, 32, 32]},
-    },
-    "UNet2DModel": {
-        "config": {
-            "sample_size": 16,
-            "block_out_channels": [16, 32],
-            "down_block_types": ["DownBlock2D", "AttnDownBlock2D"],
-            "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
-            "norm_num_groups": 4,
-            "layers_per_block": 1,
-            "attention_head_dim": 8,
-        },
-        "inputs": {"sample": [2, 3, 16, 16]},
-    },
-    "UNet2DConditionModel": {
-        "config": {
-            "sample_size": 16,
-            "block_out_channels": [16, 32],
-            "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"],
-            "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
-            "norm_num_groups": 4,
-            "layers_per_block": 1,
-            "attention_head_dim": 4,
-            "cross_attention_dim": 32,
-        },
-        "inputs": {"sample": [2, 4, 16, 16], "encoder_hidden_states": [2, 8, 32]},
-    },
-}
 
 # Which of the Auto classes names a transformers model's task, the most telling first.
 _TASKS = (
@@ -164,11 +127,13 @@ def installed_programs() -> str:
 
 
 def _of_packages(ids: dict[str, list[tuple[str, str]]]) -> tuple[str, str]:
-    programs, models = _joined([*_timm(), *_transformers(ids), *_diffusers(), *_torchvision(), *_trained()])
-    return _lines(programs), _lines(models)
+    found = [*_timm(), *_transformers(ids), *_diffusers(), *_torchvision(), *_libraries(), *_trained()]
+    programs, models = _joined(found)
+    return jsonl(programs), jsonl(models)
 
 
-def _lines(entries: Iterable[dict[str, Any]]) -> str:
+def jsonl(entries: Iterable[dict[str, Any]]) -> str:
+    """A line of JSON for each entry."""
     return "".join(json.dumps(entry, ensure_ascii=False, separators=(",", ":")) + "\n" for entry in entries)
 
 
@@ -184,8 +149,7 @@ def _joined(found: Sequence[_Found]) -> tuple[list[dict[str, Any]], list[dict[st
         program["representative"] = program["group"] not in groups
         groups.add(program["group"])
         program["smoke"] = program["name"] in SMOKE
-        program["fingerprint"] = traced.get(_identity(program))
-        program["expected"] = "pass"
+        program["fingerprint"], program["expected"] = traced.get(_identity(program), (None, "pass"))
         programs.append({field: program[field] for field in _PROGRAM})
         by_id = {model["id"]: model for model in reversed(entry.models)}  # the first source of an id counts
         new = [model for model in reversed(by_id.values()) if model["id"] not in seen]
@@ -210,12 +174,13 @@ def _identity(program: dict[str, Any]) -> str:
     return json.dumps([program[field] for field in _DESCRIBES])
 
 
-def _traced() -> dict[str, str | None]:
+def _traced() -> dict[str, tuple[str | None, str]]:
+    """What ``tools.corpus`` found out about programs that are still the same: fingerprint and expected outcome."""
     path = DATA / "programs.jsonl"
     if not path.is_file():
         return {}
     known = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    return {_identity(program): program["fingerprint"] for program in known}
+    return {_identity(program): (program["fingerprint"], program["expected"]) for program in known}
 
 
 def _program(builder: str, architecture: str, group: str, task: str, shrink: str, inputs: str) -> dict[str, Any]:
@@ -274,12 +239,22 @@ def _of_wheel(wheel: Path, name: str) -> Any:
         return json.loads(archive.read(_LENS_DATA + name))
 
 
+# Image networks whose stages have to fit each other: their widths stay as they are.
+_WIDE = frozenset(
+    """
+    align hgnet_v2 d_fine deimv2 glpn efficientloftr pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_ocrv5_server_rec
+    rt_detr rt_detr_v2 textnet poolformer uvdoc slanext pp_formulanet sam sam_hq sam2 sam2_hiera_det_model sam2_vision_model
+    """.split()  # noqa: SIM905  # as above
+)
+
+
 def _transformers(ids: dict[str, list[tuple[str, str]]]) -> Iterator[_Found]:
     for architecture, (model_type, tasks) in sorted(_auto_classes().items()):
         rank = {task: place for place, task in enumerate(_TASKS)}
         best = min(tasks, key=lambda task: (rank.get(task, len(rank)), task))
         task = (best or "base").lower().replace("_", "-")
-        program = _program("transformers", architecture, model_type, task, "config", "signature")
+        shrink = "depth" if model_type in _WIDE else "config"
+        program = _program("transformers", architecture, model_type, task, shrink, "signature")
         program["options"] = {"model_type": model_type}
         known = list(dict.fromkeys(ids.get(architecture, [])))[:IDS_AN_ARCHITECTURE]
         models = [_model(name, "hub", source) for name, source in known]
@@ -338,6 +313,24 @@ def _torchvision() -> Iterator[_Found]:
         yield _Found(program, entries)
 
 
+_DISTRIBUTIONS = {"open_clip": "open_clip_torch"}  # under another name than the import's
+
+
+def _libraries() -> Iterator[_Found]:
+    from tools import manifest_libraries as libraries
+
+    for builder, found in (
+        ("open_clip", libraries.open_clip),
+        ("segmentation_models_pytorch", libraries.segmentation_models),
+        ("litgpt", libraries.litgpt),
+        ("sentence_transformers", libraries.sentence_transformers),
+    ):
+        for architecture, family, task, options, models in found():
+            program = _program(builder, architecture, family, task, "written", "written")
+            program["options"] = options
+            yield _Found(program, [_model(identity, kind, builder) for identity, kind in models])
+
+
 def _trained() -> Iterator[_Found]:
     """Programs with trained weights, each a row of its own."""
     from emutpu.conformance import trained
@@ -356,13 +349,17 @@ def _sources(wheel: Path) -> list[dict[str, Any]]:
         "transformers": ("Apache-2.0", "architectures: the tables of the Auto classes"),
         "diffusers": ("Apache-2.0", "architectures: the exported model classes"),
         "torchvision": ("BSD-3-Clause", "names of published weights with their builder"),
+        "open_clip": ("MIT", "configurations, with the hub ids of their published weights"),
+        "segmentation_models_pytorch": ("MIT", "encoders with the hub ids of their weights, and decoders"),
+        "litgpt": ("Apache-2.0", "configurations, each with the hub id that it is of"),
+        "sentence_transformers": ("Apache-2.0", "modules after an encoder: pooling, projection, sparse encoding"),
     }
     lists = {"transformer-lens": "supported_models.json", "transformer-lens-gaps": "architecture_gaps.json"}
     return (
         [
             {
                 "name": name,
-                "version": importlib.metadata.version(name),
+                "version": importlib.metadata.version(_DISTRIBUTIONS.get(name, name)),
                 "snapshot": None,
                 "licence": licence,
                 "what": what,

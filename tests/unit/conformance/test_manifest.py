@@ -36,6 +36,7 @@ def test_size():
     kinds = collections.Counter(model.kind for model in manifest.models())
     assert kinds["hub"] >= 5000
     assert len(manifest.select("reps")) >= 657
+    assert len({program.fingerprint for program in manifest.programs().values()} - {None}) >= 1400
     assert len(manifest.select("smoke")) == 40
     programs = manifest.programs()
     assert sum(programs[model.program].task == "causal-lm" for model in manifest.models()) >= 839
@@ -52,6 +53,21 @@ def test_hub_ids_look_like_hub_ids():
     """Owner and name, or the name alone of the hub's oldest models."""
     wrong = [m.id for m in manifest.models() if m.kind == "hub" and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", m.id)]
     assert wrong == []
+
+
+def test_programs_with_one_fingerprint_are_alike():
+    """The first of them stands for all; what has no fingerprint stands for itself."""
+    programs = manifest.programs()
+    for name, first in manifest.alike().items():
+        assert programs[name].fingerprint == programs[first].fingerprint
+        assert first == name or programs[name].fingerprint is not None
+
+
+def test_an_expected_failure_says_why():
+    """A program without a working recipe is known by its outcome and cause, and has no fingerprint."""
+    failing = [program for program in manifest.programs().values() if program.expected != "pass"]
+    assert all(re.match(r"(corpus bug|not run|crash|timeout): .", program.expected) for program in failing)
+    assert all(program.fingerprint is None for program in failing)
 
 
 def test_unknown_suite():

@@ -1,0 +1,434 @@
+"""How an argument of each name is made, from the sizes in a model's configuration. Integers are i64, everything else f32."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from emutpu.conformance.shrink import text_part
+
+__all__ = ["BATCH", "LENGTH", "MAKERS", "SIDE", "TARGETS", "Maker", "Recipe"]
+
+BATCH, LENGTH, TARGETS = 2, 16, 8
+SIDE = 64
+FRAMES = 64  # of a spectrum
+SAMPLES = 4000
+_FIRST_TOKEN = 5  # the special ones come before
+
+_NESTED = (
+    "text_config", "vision_config", "audio_config", "encoder", "decoder", "encoder_config", "decoder_config",
+    "backbone_config", "thinker_config", "vlm_config", "vision_encoder_config", "prompt_encoder_config",
+)  # fmt: skip
+
+
+class Recipe:
+    """What makers draw from: the model, its configuration, a generator, and the sizes."""
+
+    def __init__(self, model: nn.Module, seed: int) -> None:
+        self.model: Any = model
+        self.config: Any = model.config
+        self.generator = torch.Generator().manual_seed(seed)
+        self.parameters: Mapping[str, inspect.Parameter] = inspect.signature(model.forward).parameters
+
+    @property
+    def family(self) -> str:
+        """The model type of the configuration."""
+        kind: str = self.config.model_type
+        return kind
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether a decoder wants ids of its own."""
+        return bool(getattr(self.config, "is_encoder_decoder", False))
+
+    def normal(self, *shape: int) -> Tensor:
+        """f32 of that shape."""
+        return torch.randn(*shape, generator=self.generator)
+
+    def below(self, high: int, *shape: int) -> Tensor:
+        """i64 of that shape, from zero to below ``high``."""
+        return torch.randint(0, high, shape, generator=self.generator)
+
+    def size(self, *names: str, default: int) -> int:
+        """The first of these settings that is an integer, here or in a nested configuration."""
+        for name in names:
+            for config in self.configs():
+                value = getattr(config, name, None)
+                value = value[0] if isinstance(value, (list, tuple)) and value else value
+                if isinstance(value, int) and not isinstance(value, bool):
+                    return value
+        return default
+
+    def configs(self) -> Iterator[Any]:
+        """This configuration and the nested ones."""
+        yield self.config
+        for name in _NESTED:
+            nested = getattr(self.config, name, None)
+            if nested is not None and not isinstance(nested, (int, str, dict, list, tuple)):
+                yield nested
+
+    @property
+    def vision(self) -> Any:
+        """The configuration of the part that sees."""
+        for name in ("vision_config", "vision_encoder_config", "thinker_config"):
+            nested = getattr(self.config, name, None)
+            if nested is not None and not isinstance(nested, dict):
+                return getattr(nested, "vision_config", nested)
+        return self.config
+
+    @property
+    def vocabulary(self) -> int:
+        """Of the text part."""
+        text = self.config.encoder_config if self.family == "dia" else text_part(self.config)
+        size = getattr(text, "vocab_size", None)
+        return size if isinstance(size, int) else self.size("vocab_size", default=64)
+
+    def tokens(self, length: int = LENGTH) -> Tensor:
+        """Ids i64[BATCH, length] without the special ones at both ends of the vocabulary."""
+        high = max(_FIRST_TOKEN + 1, min(self.vocabulary, 2 * self.vocabulary // 3))
+        return torch.randint(_FIRST_TOKEN, high, (BATCH, length), generator=self.generator)
+
+    @property
+    def channels(self) -> int:
+        """Of an image."""
+        found = getattr(self.vision, "num_channels", None)
+        return found if isinstance(found, int) else self.size("num_channels", "in_channels", "in_chans", default=3)
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of an image."""
+        for config in (self.vision, *self.configs()):
+            for name in ("image_size", "img_size"):
+                value = getattr(config, name, None)
+                if isinstance(value, int) and value:
+                    return value, value
+                if isinstance(value, (list, tuple)) and value:
+                    return int(value[0]), int(value[-1])
+        return SIDE, SIDE
+
+    def pixels(self) -> Tensor:
+        """f32[BATCH, channels, height, width]."""
+        return self.normal(BATCH, self.channels, *self.sides)
+
+
+# --------------------------------------------------------------------------------------------------------- images
+
+
+def _patch(recipe: Recipe) -> int:
+    value = getattr(recipe.vision, "patch_size", None)
+    value = value[0] if isinstance(value, (list, tuple)) and value else value
+    return value if isinstance(value, int) else 16
+
+
+def _merged(recipe: Recipe) -> int:
+    """Patches along a side of the square that becomes one token."""
+    for name in ("spatial_merge_size", "merge_size", "merge_kernel_size", "downsample_factor"):
+        value = getattr(recipe.vision, name, None) or getattr(recipe.config, name, None)
+        value = value[0] if isinstance(value, (list, tuple)) and value else value
+        if isinstance(value, int):
+            return value
+    return 2
+
+
+def _grid_side(recipe: Recipe) -> int:
+    return 2 * _merged(recipe)
+
+
+def _grid(recipe: Recipe) -> Tensor:
+    """Time, height and width in patches of each image, i64[BATCH, 3]."""
+    return torch.tensor([[1, _grid_side(recipe), _grid_side(recipe)]] * BATCH)
+
+
+def _gridded(recipe: Recipe) -> Tensor:
+    """The patches of all images in one row, flattened: f32[patches, channels * times * side * side]."""
+    times = getattr(recipe.vision, "temporal_patch_size", None)
+    size = recipe.channels * (times if isinstance(times, int) else 1) * _patch(recipe) ** 2
+    return recipe.normal(BATCH * _grid_side(recipe) ** 2, size)
+
+
+_GRIDS = frozenset({"image_grid_thw", "grid_thw", "image_grid_hws"})
+_LISTED = frozenset({"spatial_shapes", "pixel_position_ids", "image_position_ids"})
+_VIDEO = ("instructblipvideo", "timesformer", "vivit", "videomae", "vjepa", "video", "tvp")
+# Families that cut an image into tiles, f32[batch, tiles, channels, height, width].
+_TILED = (
+    "idefics", "smolvlm", "modernvbert", "ultra", "colmodernvbert", "inkling", "llava_next", "llava_onevision", "granite4_vision",
+    "cohere2_vision", "aya_vision",
+)  # fmt: skip
+_SIZED = ("llava_next", "llava_onevision", "granite4_vision", "phi4_multimodal")
+_PAIRS = ("superglue", "lightglue", "efficientloftr")
+_BARE_TILES = ("cohere2_vision", "aya_vision")  # tiles of all images in one row, as other families have whole images
+
+
+def _is_sized(recipe: Recipe) -> bool:
+    """Whether pictures of several sizes come padded to one: the sizes are told only then."""
+    return recipe.family.startswith(_SIZED) or getattr(recipe.vision, "model_type", None) == "pixtral"
+
+
+def _frames(recipe: Recipe) -> Tensor:
+    """Videos f32[BATCH, frames, channels, height, width]."""
+    count = recipe.size("num_frames", "frames_per_clip", default=4)
+    return recipe.normal(BATCH, count, recipe.channels, *recipe.sides)
+
+
+def _pixels(recipe: Recipe) -> Tensor:
+    family, names = recipe.family, recipe.parameters.keys()
+    if family == "fuyu":
+        return recipe.normal(BATCH, 4, recipe.channels * _patch(recipe) ** 2)
+    if family.startswith("kimi"):
+        side = _patch(recipe)
+        return _gridded(recipe).reshape(-1, recipe.channels, side, side)
+    if _GRIDS & names:
+        return _gridded(recipe)
+    if _LISTED & names:
+        return recipe.normal(BATCH, 16, recipe.channels * _patch(recipe) ** 2)
+    if "aspect_ratio_ids" in names:
+        return recipe.normal(BATCH, 1, recipe.size("max_num_tiles", default=4), recipe.channels, *recipe.sides)
+    if family.startswith(_VIDEO) or ("bool_masked_pos" in names and family == "videomae"):
+        return _frames(recipe)
+    if family.startswith(_PAIRS):
+        return recipe.normal(BATCH, 2, recipe.channels, *recipe.sides)
+    if family.startswith(_TILED) and not family.startswith(_BARE_TILES) and "input_ids" in names:
+        return recipe.normal(BATCH, 3 if family.startswith(_SIZED) else 1, recipe.channels, *recipe.sides)
+    return recipe.pixels()
+
+
+def _hidden(recipe: Recipe, length: int = LENGTH) -> Tensor:
+    if _GRIDS & recipe.parameters.keys():
+        return _gridded(recipe)
+    return recipe.normal(BATCH, length, recipe.size("hidden_size", "d_model", "n_embd", default=64))
+
+
+def _boxes(recipe: Recipe) -> Tensor:
+    """Corners of text boxes, i64[BATCH, LENGTH, 4]."""
+    corner = torch.randint(0, 50, (BATCH, LENGTH, 2), generator=recipe.generator)
+    return torch.cat([corner, corner + 20], -1)
+
+
+def _places(recipe: Recipe) -> Tensor:
+    """Column and row of each of 16 patches, i64[BATCH, 16, 2]."""
+    return torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(BATCH, -1, -1).contiguous()
+
+
+def _flattened(recipe: Recipe) -> Tensor:
+    """Row and column of each of 16 patches, counted from one, and its pixels."""
+    pixels = recipe.normal(BATCH, LENGTH, recipe.size("patch_embed_hidden_size", default=768))
+    return torch.cat([_places(recipe).float() + 1, pixels], -1)
+
+
+def _masked(recipe: Recipe) -> Tensor:
+    """Every other patch, bool[BATCH, patches]."""
+    times = recipe.size("num_frames", default=4) // recipe.size("tubelet_size", default=2)
+    count = times * (recipe.sides[0] // _patch(recipe)) * (recipe.sides[1] // _patch(recipe))
+    return (torch.arange(count) % 2 == 0).expand(BATCH, -1).contiguous()
+
+
+# ---------------------------------------------------------------------------------------------------------- sound
+
+# Families whose spectra are f32[batch, bins, frames]; elsewhere frames come first.
+_BINS_FIRST = (
+    "whisper", "qwen2_audio", "qwen2_5_omni", "qwen3_omni", "voxtral", "audioflamingo3", "glmasr", "moonshine", "clvp",
+    "qwen3_asr",
+)  # fmt: skip
+_BINS = (
+    "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim", "input_dim", "n_mels",
+    "input_feat_size",
+)  # fmt: skip
+_CODECS = (
+    "dac",
+    "encodec",
+    "mimi",
+    "xcodec",
+    "snac",
+    "higgs",
+    "wavtokenizer",
+    "vibevoice_acoustic",
+    "pe_audio",
+    "omniasr",
+    "pocket_tts",
+)
+
+
+def _bins(recipe: Recipe) -> int:
+    return recipe.size(*_BINS, default=80)
+
+
+def _spectra(recipe: Recipe) -> Tensor:
+    if recipe.family.startswith("clap"):
+        return recipe.normal(BATCH, 1, FRAMES, _bins(recipe))
+    if not recipe.family.startswith(_BINS_FIRST):
+        return recipe.normal(BATCH, FRAMES, _bins(recipe))
+    if recipe.family.startswith("qwen3_asr"):
+        return recipe.normal(BATCH, _bins(recipe), 200)  # two of its windows
+    frames = 2 * recipe.size("max_source_positions", default=32)
+    return recipe.normal(BATCH, _bins(recipe), min(frames, 256))
+
+
+def _spectra_mask(recipe: Recipe) -> Tensor:
+    spectra = _spectra(recipe)
+    frames = spectra.shape[-1] if recipe.family.startswith(_BINS_FIRST) else spectra.shape[1]
+    return torch.ones(BATCH, frames, dtype=torch.long)
+
+
+def _waves(recipe: Recipe) -> Tensor:
+    if recipe.family == "audio-spectrogram-transformer":
+        return recipe.normal(BATCH, recipe.size("max_length", default=FRAMES), _bins(recipe))
+    if recipe.family.startswith(_CODECS):
+        return recipe.normal(BATCH, recipe.size("audio_channels", default=1), 3200)
+    long = "XVector" in type(recipe.model).__name__
+    return recipe.normal(BATCH, 6 * SAMPLES if long else SAMPLES)
+
+
+# --------------------------------------------------------------------------------------------------- other inputs
+
+
+def _past(recipe: Recipe, features: int | None = None) -> Tensor:
+    lags = max(getattr(recipe.config, "lags_sequence", None) or [0])
+    length = recipe.size("context_length", default=16) + lags
+    if features is not None:
+        return recipe.normal(BATCH, length, features)
+    channels = recipe.size("num_input_channels", "input_size", default=1)
+    plain = channels == 1 and hasattr(recipe.config, "lags_sequence")
+    return recipe.normal(BATCH, length) if plain else recipe.normal(BATCH, length, channels)
+
+
+def _time_features(recipe: Recipe) -> int:
+    return getattr(recipe.config, "num_time_features", 0) or 0
+
+
+def _future(recipe: Recipe) -> int:
+    return recipe.size("prediction_length", default=4)
+
+
+def _decoder_ids(recipe: Recipe) -> Tensor:
+    """Ids of the targets; models of several codebooks have a row, or a last dimension, for each."""
+    books = recipe.size("num_codebooks", default=4)
+    if recipe.family.startswith("musicgen"):
+        return recipe.below(60, BATCH * books, TARGETS)
+    if recipe.family == "dia":
+        decoder = recipe.config.decoder_config
+        return recipe.below(decoder.vocab_size // 2, BATCH, TARGETS, decoder.num_channels)
+    return recipe.tokens(TARGETS)
+
+
+def _ids(recipe: Recipe) -> Tensor:
+    if type(recipe.model).__name__ in {"MusicgenForCausalLM", "MusicgenModel", "MusicgenMelodyForCausalLM"}:
+        return recipe.below(60, BATCH * recipe.size("num_codebooks", default=4), LENGTH)
+    ids = recipe.tokens()
+    name = type(recipe.model).__name__
+    end = getattr(text_part(recipe.config), "eos_token_id", None)
+    end = end[0] if isinstance(end, (list, tuple)) and end else end
+    if recipe.is_encoder_decoder and "ForSequenceClassification" in name and isinstance(end, int):
+        ids[:, -1] = end
+    for family, token, places in _MARKED:
+        mark = getattr(recipe.config, token, None)
+        if recipe.family == family and isinstance(mark, int):
+            ids[:, list(places)] = mark
+    return ids
+
+
+# Families that look for a token of theirs in the text, its setting, and where it stands.
+_MARKED = (
+    ("longformer", "sep_token_id", (3, 4, -1)),
+    ("splinter", "question_token_id", (3,)),
+    ("led", "eos_token_id", (-1,)),
+)
+
+
+def _ones(*shape: int) -> Tensor:
+    return torch.ones(*shape, dtype=torch.long)
+
+
+Maker = Callable[[Recipe], Any]
+MAKERS: dict[str, Maker] = {
+    "input_ids": _ids,
+    "decoder_input_ids": _decoder_ids,
+    "question_ids": lambda r: r.tokens(),
+    "qformer_input_ids": lambda r: r.below(100, BATCH, LENGTH),
+    "qformer_attention_mask": lambda r: _ones(BATCH, LENGTH),
+    "protein_input_ids": lambda r: r.below(20, BATCH, LENGTH),
+    "protein_attention_mask": lambda r: _ones(BATCH, LENGTH),
+    "task_inputs": lambda r: r.tokens(r.size("task_seq_len", default=77)),
+    "attention_mask": lambda r: _ones(BATCH, LENGTH),
+    "token_type_ids": lambda r: torch.zeros(BATCH, LENGTH, dtype=torch.long),
+    "position_ids": lambda r: torch.arange(LENGTH).expand(BATCH, LENGTH).contiguous(),
+    "cache_position": lambda r: torch.arange(LENGTH),
+    "padding_mask": lambda r: torch.zeros(BATCH, LENGTH, dtype=torch.bool),
+    "bbox": _boxes,
+    "inputs_embeds": _hidden,
+    "hidden_states": _hidden,
+    "features": _hidden,
+    "x": _hidden,
+    "query_embeds": lambda r: _hidden(r, 8),
+    "latents": lambda r: _hidden(r, 8),
+    "encoder_hidden_states": lambda r: r.normal(
+        BATCH,
+        LENGTH,
+        r.size("encoder_hidden_size", "cross_attention_hidden_size", "hidden_size", "d_model", default=64),
+    ),
+    "inputs": lambda r: r.normal(BATCH, LENGTH, r.size("d_model", default=64)),
+    "aatype": lambda r: r.below(20, BATCH, LENGTH),
+    # images
+    "pixel_values": _pixels,
+    "pixel_values_videos": _frames,
+    "pixel_values1": lambda r: r.pixels(),
+    "pixel_values2": lambda r: r.pixels(),
+    "lr_pixel_values": lambda r: r.pixels(),
+    "high_res_pixel_values": lambda r: r.normal(BATCH, r.channels, *_high_sides(r)),
+    "prompt_pixel_values": lambda r: r.pixels(),
+    "prompt_masks": lambda r: r.pixels(),
+    "conditional_pixel_values": lambda r: r.pixels(),
+    "images": lambda r: r.pixels(),
+    "pixel_mask": lambda r: _ones(BATCH, *r.sides),
+    "image_grid_thw": _grid,
+    "grid_thw": _grid,
+    "image_grid_hws": lambda r: _grid(r)[:, 1:],
+    "spatial_shapes": lambda r: torch.tensor([[4, 4]] * BATCH),
+    "pixel_attention_mask": lambda r: _ones(BATCH, 16) if _LISTED & r.parameters.keys() else None,
+    "pixel_position_ids": _places,
+    "image_position_ids": _places,
+    "image_sizes": lambda r: torch.tensor([list(r.sides)] * BATCH) if _is_sized(r) else None,
+    "target_sizes": lambda r: torch.tensor([[side // _patch(r) for side in r.sides]] * BATCH),
+    "aspect_ratio_ids": lambda r: _ones(BATCH, 1),
+    "aspect_ratio_mask": lambda r: _ones(BATCH, 1, r.size("max_num_tiles", default=4)),
+    "bool_masked_pos": _masked,
+    "flattened_patches": _flattened,
+    "image_attention_mask": lambda r: _ones(BATCH, LENGTH, 1),
+    "visual_feats": lambda r: r.normal(BATCH, 6, r.size("visual_feat_dim", default=64)),
+    "visual_pos": lambda r: torch.rand(BATCH, 6, 4, generator=r.generator),
+    "visual_embeds": lambda r: r.normal(BATCH, 6, r.size("visual_embedding_dim", default=64)),
+    "input_points": lambda r: torch.tensor([[[[5.0, 5.0]]]] * BATCH),
+    "input_boxes": lambda r: torch.tensor([[[5.0, 5.0, 20.0, 20.0]]] * BATCH),
+    # sound
+    "input_features": _spectra,
+    "input_features_mask": _spectra_mask,
+    "feature_attention_mask": _spectra_mask,
+    "audio_mel": _spectra,
+    "audio_mel_mask": lambda r: torch.zeros(BATCH, FRAMES, dtype=torch.bool),
+    "input_values": _waves,
+    "speech_inputs": lambda r: r.normal(BATCH, SAMPLES),
+    "spectrogram": lambda r: r.normal(BATCH, LENGTH, r.size("model_in_dim", "num_mel_bins", default=80)),
+    "audio_codes": lambda r: r.below(16, BATCH, r.size("num_codebooks", "num_quantizers", default=4), TARGETS),
+    "codes": lambda r: r.below(16, BATCH, TARGETS),
+    # time series, decisions
+    "past_values": _past,
+    "past_time_features": lambda r: _past(r, _time_features(r)),
+    "past_observed_mask": lambda r: torch.ones_like(_past(r)),
+    "past_values_padding": lambda r: torch.zeros(_past(r).shape[:2], dtype=torch.long),
+    "future_time_features": lambda r: r.normal(BATCH, _future(r), _time_features(r)),
+    "future_values": lambda r: r.normal(BATCH, _future(r)),
+    "states": lambda r: r.normal(BATCH, 4, r.size("state_dim", default=17)),
+    "actions": lambda r: r.normal(BATCH, 4, r.size("act_dim", default=4)),
+    "rewards": lambda r: r.normal(BATCH, 4, 1),
+    "returns_to_go": lambda r: r.normal(BATCH, 4, 1),
+    "timesteps": lambda r: torch.arange(4).expand(BATCH, 4).contiguous(),
+}
+
+
+def _high_sides(recipe: Recipe) -> tuple[int, int]:
+    """Of the second, larger picture that some families take."""
+    side = getattr(getattr(recipe.config, "high_res_vision_config", None), "image_size", SIDE)
+    return (side, side) if isinstance(side, int) else (SIDE, SIDE)

@@ -1,0 +1,122 @@
+"""Inputs fit the models that they are made for: text with places for images, grids of patches, written shapes."""
+
+import pytest
+import torch
+from torch import nn
+
+from emutpu.conformance import inputs, weights
+from emutpu.conformance.building import NoRecipe, build
+from emutpu.conformance.fingerprints import fingerprint
+from emutpu.conformance.manifest import programs
+from emutpu.conformance.shrink import shrunk
+from emutpu.conformance.torchvision_schemas import declare
+
+declare()
+transformers = pytest.importorskip("transformers")
+
+
+def _runs(name):
+    built = build(programs()[name])
+    with torch.no_grad():
+        return built, built.model(**built.inputs)
+
+
+@pytest.mark.parametrize(
+    "name", ["transformers/LlavaForConditionalGeneration", "transformers/Qwen2VLForConditionalGeneration"]
+)
+def test_text_has_a_place_for_each_feature_of_an_image(name):
+    """The image path runs: another image gives other logits."""
+    built, answer = _runs(name)
+    token = built.model.config.image_token_id
+    places = int((built.inputs["input_ids"] == token).sum())
+    assert places > 0
+    other = {**built.inputs, "pixel_values": built.inputs["pixel_values"] + 1}
+    with torch.no_grad():
+        changed = built.model(**other)
+    assert not torch.allclose(answer.logits, changed.logits)
+
+
+def test_sound_is_heard():
+    """An encoder-decoder of speech takes spectra and the ids of its targets."""
+    built, answer = _runs("transformers/WhisperForConditionalGeneration")
+    assert set(built.inputs) >= {"input_features", "decoder_input_ids"}
+    assert answer.logits.isfinite().all()
+
+
+def test_multiple_choice_has_choices():
+    """Two of them for each question."""
+    built, answer = _runs("transformers/BertForMultipleChoice")
+    assert built.inputs["input_ids"].shape == (inputs.BATCH, 2, inputs.LENGTH)
+    assert answer.logits.shape == (inputs.BATCH, 2)
+
+
+@pytest.mark.parametrize(
+    ("entry", "shape", "dtype"),
+    [
+        ([2, 3], (2, 3), torch.float32),
+        ({"ones": [2], "dtype": "bool"}, (2,), torch.bool),
+        ({"zeros": [1, 4], "dtype": "int64"}, (1, 4), torch.int64),
+        ({"tokens": [2, 5], "high": 7}, (2, 5), torch.int64),
+        ({"places": [2, 3], "axes": 4}, (6, 4), torch.float32),
+        ({"tensor": [1.5]}, (1,), torch.float32),
+    ],
+)
+def test_written_inputs(entry, shape, dtype):
+    """Each kind of entry, its shape and its dtype."""
+    made = inputs.written(entry, torch.Generator().manual_seed(0))
+    assert (tuple(made.shape), made.dtype) == (shape, dtype)
+
+
+def test_written_lists_and_values():
+    """A list is made entry by entry, a value is what it is, and places count rows and columns."""
+    generator = torch.Generator().manual_seed(0)
+    assert [t.shape for t in inputs.written({"list": [[2], {"ones": [3]}]}, generator)] == [(2,), (3,)]
+    assert inputs.written({"value": {"a": None}}, generator) == {"a": None}
+    assert inputs.written({"places": [2, 2], "axes": 3}, generator)[:, 1:].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+def test_matrices_are_not_drawn_while_a_model_is_built():
+    """Vectors are what the library makes them; matrices are filled, and drawn afterwards."""
+    with weights.Undrawn():
+        model = nn.Linear(8, 8)
+    assert model.weight.unique().numel() == 1
+    assert model.bias.unique().numel() > 1
+    weights.draw(model, 1.4, 0)
+    assert model.weight.unique().numel() > 1
+
+
+def test_a_fingerprint_does_not_need_drawn_weights():
+    """It is of the ops and their order; sizes and values are none of it."""
+    program = programs()["transformers/BertForMaskedLM"]
+    prints = {fingerprint(built.model, built.inputs) for built in (build(program), build(program, drawn=False))}
+    assert len(prints) == 1
+
+
+def test_widths_that_have_to_fit_are_kept():
+    """Without narrowing only depth, vocabulary and images become small."""
+    default = transformers.HGNetV2Config()
+    assert shrunk(default, narrow=False).stage_out_channels == default.stage_out_channels
+    assert shrunk(default, narrow=False).depths == [2, 2, 2, 2]
+
+
+def test_sections_of_rotary_embeddings_fill_half_a_head():
+    """Also where the configuration leaves them to the model."""
+    small = shrunk(transformers.Glm4vTextConfig())
+    assert sum(small.rope_parameters["mrope_section"]) == 8
+
+
+def test_a_backbone_keeps_as_many_stages():
+    """Every layer that a neck looks at is there."""
+    small = shrunk(transformers.DepthAnythingConfig())
+    backbone = small.backbone_config
+    assert len(backbone.out_indices) == len(small.neck_hidden_sizes) == 4
+    assert backbone.num_hidden_layers == 4
+
+
+def test_a_library_that_is_not_here(monkeypatch):
+    """Its programs are not run, and the reason names it."""
+    from emutpu.conformance import building
+
+    monkeypatch.setattr(building, "installed", lambda builder: False)
+    with pytest.raises(NoRecipe, match="timm is not installed"):
+        build(programs()["timm/resnet18"])
