@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import importlib.metadata
 import inspect
@@ -18,7 +17,7 @@ from emutpu.conformance import inputs, libraries, weights
 from emutpu.conformance.manifest import Program
 from emutpu.conformance.torchvision_schemas import declare
 
-__all__ = ["Built", "NoRecipe", "build", "installed", "loss_of", "results_of"]
+__all__ = ["Built", "NoRecipe", "build", "loss_of", "results_of"]
 
 
 class NoRecipe(Exception):
@@ -46,17 +45,24 @@ def build(program: Program, *, drawn: bool = True) -> Built:
     declare()
     if program.builder == "trained":
         return _trained(program)
-    if not installed(program.builder):
-        raise NoRecipe(f"{program.builder} is not installed here")
     torch.manual_seed(program.seed)
     # Without gradients: a weight that is computed from others (weight_norm) could not be copied with the model.
     with weights.Undrawn(), torch.no_grad():
-        built = _BUILDERS[program.builder](program)
+        built = _built(program)
     if drawn:
         weights.draw(built.model, program.gain, program.seed)
     weights.without_dropout(built.model)
     built.model.eval()
     return built
+
+
+def _built(program: Program) -> Built:
+    try:
+        return _BUILDERS[program.builder](program)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != program.builder:
+            raise
+        raise NoRecipe(f"{program.builder} is not installed here") from error
 
 
 def results_of(outputs: Any) -> list[Tensor]:
@@ -213,13 +219,3 @@ _BUILDERS: Mapping[str, Callable[[Program], Built]] = {
     "litgpt": _library(libraries.litgpt),
     "sentence_transformers": _library(libraries.sentence_transformers),
 }
-
-
-@functools.cache
-def installed(builder: str) -> bool:
-    """Whether the library of a builder can be imported."""
-    try:
-        importlib.import_module(builder)
-    except ImportError:
-        return False
-    return True

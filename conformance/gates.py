@@ -157,6 +157,7 @@ def _examine(program: Program, report: Report, fallbacks: Callable[[], int]) -> 
     wide = copy.deepcopy(model) if report.mode == _MEASURED else None
     report.fingerprint = fingerprint(built.model, built.inputs)
     expected = _answer(built, built.model, nullcontext)
+    _refuse_what_cannot_differ(expected)
     exact = _measured_noise(built, wide, expected, report) if wide is not None else None
     del wide
     if built.perplexity is not None:
@@ -189,6 +190,14 @@ def _examine(program: Program, report: Report, fallbacks: Callable[[], int]) -> 
             report.perplexity = built.perplexity(model, to_device)
         _compare_perplexity(report.perplexity, report)
     report.tier2, report.outcome, report.stage = True, Outcome.PASS, None
+
+
+def _refuse_what_cannot_differ(expected: _Answer) -> None:
+    """Raise FloatingPointError for an answer with a tensor of which nothing is finite: any device would agree with it."""
+    named = [("a result", result) for result in expected.results] + list(expected.gradients.items())
+    for name, value in named:
+        if value.numel() and not bool(value.isfinite().any()):
+            raise FloatingPointError(f"nothing is finite in {name} on the CPU, so no device could differ")
 
 
 def _placed(model: nn.Module, mode: str) -> nn.Module:

@@ -1,13 +1,15 @@
 """Small models keep the code path, and their weights let a fault show."""
 
 import math
+import sys
 
 import pytest
 import torch
 from torch import nn
 
-from emutpu.conformance import inputs, weights
-from emutpu.conformance.building import loss_of, results_of
+from emutpu.conformance import building, inputs, weights
+from emutpu.conformance.building import NoRecipe, loss_of, results_of
+from emutpu.conformance.manifest import programs
 from emutpu.conformance.shrink import shrunk
 from emutpu.conformance.torchvision_schemas import declare
 
@@ -123,6 +125,15 @@ def test_unknown_arguments_are_named():
 
     with pytest.raises(inputs.UnknownArgument, match="moon_phase"):
         inputs.for_signature(Odd(), 0)
+
+
+@pytest.mark.parametrize("builder", sorted(building._BUILDERS))
+def test_a_library_that_is_not_installed(monkeypatch, builder):
+    """Not run, with the reason; that is no crash."""
+    program = next(program for program in programs().values() if program.builder == builder)
+    monkeypatch.setitem(sys.modules, builder, None)
+    with pytest.raises(NoRecipe, match=f"{builder} is not installed here"):
+        building.build(program)
 
 
 def test_results_and_loss():

@@ -113,6 +113,13 @@ def test_what_fails_on_the_cpu_is_a_corpus_bug(monkeypatch):
     assert (report.outcome, report.stage, report.tier1) == (Outcome.CORPUS, "cpu", None)
 
 
+def test_an_answer_of_nans_is_a_corpus_bug(monkeypatch):
+    """Any device that gives NaN would agree with it."""
+    report = examine(monkeypatch, lambda y: y * float("nan"))
+    assert (report.outcome, report.stage, report.tier1) == (Outcome.CORPUS, "cpu", None)
+    assert "nothing is finite" in report.error
+
+
 def test_no_recipe_is_not_run(monkeypatch):
     """With the reason."""
     report = examine(monkeypatch, None)
