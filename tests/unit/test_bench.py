@@ -90,6 +90,18 @@ def test_a_quick_run_has_few_rounds():
     assert (Plan().rounds(60), Plan(quick=True).rounds(60), Plan(quick=True).rounds(5)) == (60, 10, 3)
 
 
+@pytest.mark.parametrize(
+    ("code", "said", "told"),
+    [
+        (1, "a warning\nValueError: no\n", "exit code 1: ValueError: no"),
+        (-11, "a warning\n", "signal SIGSEGV: a warning"),
+    ],
+)
+def test_a_crash_is_told_from_an_error(code, said, told):
+    """The last line may be a mere warning, so how the process ended comes first."""
+    assert command._ended(code, said) == told
+
+
 def test_one_case_end_to_end(tmp_path, schema, monkeypatch):
     """The smallest case runs in its own process; a bound that fails is an exit code with ``--check`` only."""
     path = tmp_path / "bench.json"

@@ -9,6 +9,7 @@ import json
 import os
 import pkgutil
 import pstats
+import signal
 import subprocess
 import sys
 import tempfile
@@ -98,9 +99,14 @@ def _measure(case: Case, *, quick: bool) -> Outcome:
         except subprocess.TimeoutExpired:
             return Outcome(case, None, f"not done after {_TIMEOUT} s")
         if done.returncode:
-            lines = done.stderr.strip().splitlines()
-            return Outcome(case, None, lines[-1] if lines else f"exit code {done.returncode}")
+            return Outcome(case, None, _ended(done.returncode, done.stderr))
         return Outcome(case, measurement_from(json.loads(path.read_text(encoding="utf-8"))))
+
+
+def _ended(code: int, said: str) -> str:
+    """Why a case has no measurement: the signal that ended its process, or the code and the last line that it said."""
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return ": ".join([how, *said.strip().splitlines()[-1:]])
 
 
 def _child(case: Case, plan: Plan, path: str) -> int:
