@@ -166,7 +166,7 @@ def wrapper(
     space, length = _space, (nbytes + _ALIGNMENT) // _ALIGNMENT * _ALIGNMENT
     end = space.end
     create, construct, swap = _create_empty, _construct_storage, _swap_memory
-    contiguous = stride == contiguous_strides(size)
+    made = create(size, dtype).stride() == stride  # not always contiguous_strides: those count an extent of 0 as 1
 
     def wrapped(value: Buffer, origin: Origin) -> torch.Tensor:
         address = space.next
@@ -177,7 +177,7 @@ def wrapper(
         storage: Any = tensor.untyped_storage()
         swap(storage, construct(address, DEVICE, nbytes))
         storage.cell = Cell(value, layout, nbytes, address, origin)
-        if not contiguous:
+        if not made:
             set_storage(CPU_KEYS, tensor, storage, 0, size, stride)
         return tensor
 

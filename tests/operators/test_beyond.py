@@ -31,7 +31,8 @@ def _run(*arguments: str, given: str = "") -> str:
 
 def test_database() -> None:
     """Forward, in place, out= and backward over PyTorch's samples."""
-    answers = [json.loads(line) for line in _run("-m", "emutpu.cli._sweep", "4", given="\n".join(NAMES)).splitlines()]
+    asked = "\n".join(map(json.dumps, NAMES))
+    answers = [json.loads(line) for line in _run("-m", "emutpu.cli._sweep", "4", given=asked).splitlines()]
     assert [answer["name"] for answer in answers] == NAMES
     assert all(answer["items"] for answer in answers)
     assert [(a["name"], i) for a in answers for i in a["items"] if i["outcome"] != "ok"] == []
