@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +121,13 @@ def rendered(wheel: Path) -> dict[str, str]:
     }
 
 
-def installed_programs() -> str:
-    """The text of ``programs.jsonl``, for which the installed packages are enough."""
-    return _of_packages({})[0]
+def installed_programs(without: Collection[str] = ()) -> str:
+    """The text of ``programs.jsonl``, for which the installed packages are enough, ``without`` the programs of some builders."""
+    return _of_packages({}, without)[0]
 
 
-def _of_packages(ids: dict[str, list[tuple[str, str]]]) -> tuple[str, str]:
-    found = [*_timm(), *_transformers(ids), *_diffusers(), *_torchvision(), *_libraries(), *_trained()]
+def _of_packages(ids: dict[str, list[tuple[str, str]]], without: Collection[str] = ()) -> tuple[str, str]:
+    found = [*_timm(), *_transformers(ids), *_diffusers(), *_torchvision(), *_libraries(without), *_trained()]
     programs, models = _joined(found)
     return jsonl(programs), jsonl(models)
 
@@ -316,15 +316,18 @@ def _torchvision() -> Iterator[_Found]:
 _DISTRIBUTIONS = {"open_clip": "open_clip_torch"}  # under another name than the import's
 
 
-def _libraries() -> Iterator[_Found]:
+def _libraries(without: Collection[str] = ()) -> Iterator[_Found]:
     from tools import manifest_libraries as libraries
 
-    for builder, found in (
+    known = (
         ("open_clip", libraries.open_clip),
         ("segmentation_models_pytorch", libraries.segmentation_models),
         ("litgpt", libraries.litgpt),
         ("sentence_transformers", libraries.sentence_transformers),
-    ):
+    )
+    for builder, found in known:
+        if builder in without:
+            continue
         for architecture, family, task, options, models in found():
             program = _program(builder, architecture, family, task, "written", "written")
             program["options"] = options

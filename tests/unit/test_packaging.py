@@ -59,7 +59,7 @@ def test_constraints_pin_what_the_project_declares(requirement):
     from packaging.requirements import Requirement
 
     parsed = Requirement(requirement)
-    assert parsed.specifier.contains(PINS[parsed.name.lower()]), f"run tools/pin: {requirement}"
+    assert parsed.specifier.contains(PINS[parsed.name.lower().replace("_", "-")]), f"run tools/pin: {requirement}"
 
 
 def test_constraints_refuse_the_cuda_build():

@@ -1,6 +1,7 @@
 """The manifest is well formed, large enough, true to the installed packages, and invents nothing."""
 
 import collections
+import importlib.util
 import json
 import re
 
@@ -77,8 +78,13 @@ def test_unknown_suite():
 
 
 def test_programs_are_what_the_installed_packages_give():
-    """``python -m tools.manifest`` would write the same bytes: classes, families, order and settings."""
+    """``python -m tools.manifest`` would write the same bytes: classes, families, order and settings.
+
+    litgpt is in no extra (it asks for an older huggingface_hub), so its programs are compared where somebody installed it.
+    """
     pytest.importorskip("timm")
     from tools.manifest import installed_programs
 
-    assert installed_programs() == (DATA / "programs.jsonl").read_text(encoding="utf-8")
+    without = [] if importlib.util.find_spec("litgpt") else ["litgpt"]
+    lines = (DATA / "programs.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    assert installed_programs(without) == "".join(line for line in lines if json.loads(line)["builder"] not in without)
