@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from emutpu.conformance import inputs, weights
-from emutpu.conformance.building import NoRecipe, build
+from emutpu.conformance.building import build
 from emutpu.conformance.fingerprints import fingerprint
 from emutpu.conformance.manifest import programs
 from emutpu.conformance.shrink import shrunk
@@ -111,12 +111,3 @@ def test_a_backbone_keeps_as_many_stages():
     backbone = small.backbone_config
     assert len(backbone.out_indices) == len(small.neck_hidden_sizes) == 4
     assert backbone.num_hidden_layers == 4
-
-
-def test_a_library_that_is_not_here(monkeypatch):
-    """Its programs are not run, and the reason names it."""
-    from emutpu.conformance import building
-
-    monkeypatch.setattr(building, "installed", lambda builder: False)
-    with pytest.raises(NoRecipe, match="timm is not installed"):
-        build(programs()["timm/resnet18"])
