@@ -217,7 +217,7 @@ def _backward_on_this_thread() -> None:
         torch._C._set_multithreading_enabled(False)
         try:
             around = runtime().around_backward
-            with carried_to_engine_threads(), contextlib.nullcontext() if around is None else around():
+            with carried_to_engine_threads(), contextlib.nullcontext() if around is None else around(args[0]):
                 return original(*args, **kwargs)
         except SystemError as error:
             raised = take()

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,7 @@ class Runtime:
         self.donating = True
         self.meter = Meter()
         self.region_launches = 0
-        self.around_backward: Callable[[], AbstractContextManager[object]] | None = None  # entered by each backward
+        self.around_backward: Callable[[Sequence[object]], AbstractContextManager[object]] | None = None  # by its roots
         self._client: Client | None = None
         self._pid = os.getpid()
         self._lock = threading.RLock()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import sympy
@@ -29,6 +30,7 @@ __all__ = ["BoundedDynamicDimension", "get_dynamism_info", "mark_dynamic"]
 
 _LEAST = 2
 _BOUNDS = "Dynamic shape lower/upper bound check failed"
+_WATCHED = "emutpu.bounded"  # in the metadata of an autograd node: a marked tensor's call made it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -174,7 +176,23 @@ def _watch(result: Any, inputs: Sequence[Any], shapes: Shapes) -> None:
             continue
         seen.add(node)
         node.register_prehook(enter)
+        node.metadata[_WATCHED] = True
         waiting += [following for following, _ in node.next_functions]
+
+
+def _around(roots: Sequence[Any]) -> AbstractContextManager[object]:
+    """What a backward from ``roots`` runs in: nothing where no node is watched, for under a mode PyTorch's own formulas differ."""
+    seen: set[Any] = set()
+    waiting = [root.node if isinstance(root, torch.autograd.graph.GradientEdge) else root.grad_fn for root in roots]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if _WATCHED in node.metadata:
+            return _Backward()
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return nullcontext()
 
 
 class _Bounding(TorchDispatchMode):
@@ -217,7 +235,7 @@ def mark_dynamic(tensor: torch.Tensor, dimension: int, lower_bound: int, upper_b
         raise RuntimeError(
             f"mark_dynamic(): {_BOUNDS}: dimension {dimension} is {extent}, expected {lower_bound} to {upper_bound}"
         )
-    runtime().around_backward = _Backward
+    runtime().around_backward = _around
     mark = BoundedDynamicDimension(dimension, lower_bound, upper_bound)
     for known in get_dynamism_info(tensor):
         if known == mark:

@@ -181,3 +181,21 @@ def test_random_ops_and_reads_are_ordinary() -> None:
     assert "1." in repr(tensor)
     assert tensor.sum().item() == 10
     assert tensor.tolist() == [[1.0] * 5] * 2
+
+
+def test_a_backward_without_marks_is_as_before() -> None:
+    """Once something was marked, other graphs still run under no mode: PyTorch's formulas would differ under one."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    modes: list[object] = []
+
+    def backward(x: torch.Tensor) -> None:
+        y = (x * 2).sum()
+        y.grad_fn.register_prehook(lambda _grads: modes.append(_get_current_dispatch_mode()))
+        y.backward()
+
+    x = torch.ones(4, 3, device="tpu", requires_grad=True)
+    backward(mark_dynamic(x, 0, 2, 8))
+    backward(torch.ones(4, 3, device="tpu", requires_grad=True))
+    assert modes[0] is not None
+    assert modes[1] is None
