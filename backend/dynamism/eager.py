@@ -163,7 +163,7 @@ class _Backward(TorchDispatchMode):
 def _watch(result: Any, inputs: Sequence[Any], shapes: Shapes) -> None:
     """Tell a backward through the nodes between ``inputs`` and ``result`` which ``shapes`` are dynamic."""
     seen = {leaf.grad_fn for leaf in inputs if isinstance(leaf, torch.Tensor)}
-    waiting = [leaf.grad_fn for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    waiting: list[Any] = [leaf.grad_fn for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
     def enter(_grads: Any) -> None:
         mode = _get_current_dispatch_mode()
@@ -183,7 +183,9 @@ def _watch(result: Any, inputs: Sequence[Any], shapes: Shapes) -> None:
 def _around(roots: Sequence[Any]) -> AbstractContextManager[object]:
     """What a backward from ``roots`` runs in: nothing where no node is watched, for under a mode PyTorch's own formulas differ."""
     seen: set[Any] = set()
-    waiting = [root.node if isinstance(root, torch.autograd.graph.GradientEdge) else root.grad_fn for root in roots]
+    waiting: list[Any] = [
+        root.node if isinstance(root, torch.autograd.graph.GradientEdge) else root.grad_fn for root in roots
+    ]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
