@@ -53,7 +53,8 @@ def test_training_is_deterministic_and_kept(tmp_path):
 
 
 def test_where_it_is_kept(monkeypatch, tmp_path):
-    """In the folder of the run, by the settings; nowhere without one."""
+    """In the folder of the run, by the settings and the library's version; nowhere without one."""
+    pytest.importorskip("transformers")
     monkeypatch.delenv(trained.FOLDER, raising=False)
     assert trained._kept(FEW) is None
     monkeypatch.setenv(trained.FOLDER, str(tmp_path))
@@ -129,6 +130,7 @@ def test_rows():
 
 def test_weights_that_are_not_installed(monkeypatch):
     """Not run, with what to install."""
+    pytest.importorskip("transformers")
 
     def absent(package, name):
         raise trained.importlib.metadata.PackageNotFoundError(package)
