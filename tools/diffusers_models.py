@@ -20,6 +20,16 @@ _TWO_DOWN = ["DownEncoderBlock2D", "DownEncoderBlock2D"]
 _TWO_UP = ["UpDecoderBlock2D", "UpDecoderBlock2D"]
 _KL = {"block_out_channels": [16, 32], "down_block_types": _TWO_DOWN, "up_block_types": _TWO_UP, "norm_num_groups": 4}
 
+_HUNYUAN: Row = (
+    {
+        "latent_channels": 4,
+        "block_out_channels": [32, 64],
+        "layers_per_block": 1,
+        "spatial_compression_ratio": 2,
+        "temporal_compression_ratio": 2,
+    },
+    {"sample": [1, 3, 5, 16, 16]},
+)
 _AUTOENCODERS: dict[str, Row] = {
     "AutoencoderKL": (_KL, _IMAGE),
     "AutoencoderKLFlux2": (_KL | {"latent_channels": 4, "layers_per_block": 1}, _IMAGE),
@@ -94,26 +104,8 @@ _AUTOENCODERS: dict[str, Row] = {
         },
         {"sample": [2, 3, 16, 16]},
     ),
-    "AutoencoderKLHunyuanImageRefiner": (
-        {
-            "latent_channels": 4,
-            "block_out_channels": [32, 64],
-            "layers_per_block": 1,
-            "spatial_compression_ratio": 2,
-            "temporal_compression_ratio": 2,
-        },
-        {"sample": [1, 3, 5, 16, 16]},
-    ),
-    "AutoencoderKLHunyuanVideo15": (
-        {
-            "latent_channels": 4,
-            "block_out_channels": [32, 64],
-            "layers_per_block": 1,
-            "spatial_compression_ratio": 2,
-            "temporal_compression_ratio": 2,
-        },
-        {"sample": [1, 3, 5, 16, 16]},
-    ),
+    "AutoencoderKLHunyuanImageRefiner": _HUNYUAN,
+    "AutoencoderKLHunyuanVideo15": _HUNYUAN,
     "AutoencoderKLKVAE": (
         {
             "channels": 32,

@@ -101,8 +101,8 @@ class DeferredOp:
         self.emit(builder, take)
         return found
 
-    def record(self, values: Sequence[Buffer], origin: Origin) -> Sequence[Buffer]:  # noqa: C901, PLR0912  # every op comes through here, and a call costs as much as ten branches
-        """Append the op to the calling thread's queue; gives its values, pending."""
+    def record(self, values: Sequence[Buffer], origin: Origin) -> Sequence[Buffer]:  # noqa: C901  # every op comes through here, and a call costs as much as ten branches
+        """Append the op to the calling thread's queue; gives its values, pending. Most ops have a :meth:`recorder` instead."""
         queue = LOCAL.state.queue or current_queue()
         with queue.lock:
             while True:
@@ -122,16 +122,11 @@ class DeferredOp:
                     event.append(batch.add_input(value) if slot is None else slot)
                 recorded = tuple(event)
                 after = before.next.get(recorded) or before.extend(recorded)
-                if self.one:
-                    pending = Pending(batch, self.layouts[0])
-                    made = [pending]
-                    references = [ref(pending)]
-                else:
-                    made = [Pending(batch, layout) for layout in self.layouts]
-                    references = [ref(pending) for pending in made]
+                made = [Pending(batch, layout) for layout in self.layouts]
+                references = [ref(pending) for pending in made]
                 issued, alive = [origin], self.alive
                 origins, marks, known = batch.origins, batch.marks, batch.references
-                slot = len(marks)
+                first = len(marks)
                 # From here to the break nothing is called and nothing is allocated: either all of it happens or nothing.
                 if batch.state is before and queue.batch is batch:
                     batch.state = after
@@ -139,12 +134,8 @@ class DeferredOp:
                     marks += alive
                     known += references
                     break
-            if self.one:
-                pending.slot = slot
-            else:
-                for pending in made:
-                    pending.slot = slot
-                    slot += 1
+            for place, pending in enumerate(made, first):
+                pending.slot = place
             if self.flushes:
                 queue.leave()
             elif self.repeat:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.browser import Browser
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Write = Callable[[str], str]
@@ -129,31 +130,26 @@ def test_trace(reported: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
         assert all(event["dur"] >= 0 for event in mine)
 
 
-def _browse(page: Path, fragment: str, *arguments: str) -> str:
-    chromium = next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-    )
-    if chromium is None:
-        pytest.skip("no chromium on PATH")
-    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", *arguments]
-    command += [f"--user-data-dir={page.parent / 'profile'}", f"file://{page}#{fragment}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+def _body(browser: Browser, page: Path, fragment: str) -> str:
+    """What the page's scripts made of it."""
+    browser.open(page, fragment)
+    body: str = browser.evaluate("document.body.outerHTML")
+    return re.sub(r"<script.*?</script>", "", body, flags=re.DOTALL)
 
 
-def test_page_in_a_browser(reported: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_page_in_a_browser(reported: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     """Scripts run: blocks are there, the chosen region shows holders and source, the search dims what does not match."""
     page = reported[0] / "page.html"
     count = json.loads((reported[0] / "report.json").read_text())["summary"]["regions"]
-    shown = _browse(page, "region=1&search=arguments", "--dump-dom")
-    assert 'data-ready="yes"' in shown
-    body = re.sub(r"<script.*?</script>", "", shown, flags=re.DOTALL)
-    assert body.count('class="region') == count
-    assert 'class="trigger"' in body
-    assert "Outputs, and why they are live" in body
-    assert f"{count} of {count} regions" in body
-    assert body.count(" away") == 0
-    nothing = re.sub(r"<script.*?</script>", "", _browse(page, "search=nowhere", "--dump-dom"), flags=re.DOTALL)
-    assert nothing.count(" away") == count
+    with Browser(tmp_path / "profile") as browser:
+        body = _body(browser, page, "region=1&search=arguments")
+        assert body.count('class="region') == count
+        assert 'class="trigger"' in body
+        assert "Outputs, and why they are live" in body
+        assert f"{count} of {count} regions" in body
+        assert body.count(" away") == 0
+        assert _body(browser, page, "search=nowhere").count(" away") == count
+        assert browser.failures == []
 
 
 def test_page_stands_alone(reported: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

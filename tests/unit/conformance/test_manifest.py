@@ -9,8 +9,10 @@ import jsonschema
 import pytest
 
 from emutpu.conformance import manifest
+from emutpu.conformance.torchvision_schemas import declare
 from tools.layout import ROOT
 
+declare()
 SCHEMA = json.loads((ROOT / "emutpu" / "schemas" / "conformance-manifest.v1.json").read_text(encoding="utf-8"))
 DATA = ROOT / "conformance" / "data"
 
