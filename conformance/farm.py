@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from emutpu._workers import paths
 from emutpu.conformance.pool import Answer, Finished, Limits, Seat, Task, failure
 
 __all__ = ["NoRay", "check", "work_off"]
@@ -81,9 +82,8 @@ class _Farm:
     def __init__(self, ray: Any, jobs: int, environment: Mapping[str, str], limits: Limits) -> None:
         self._ray = ray
         self._jobs = max(1, min(jobs, int(ray.cluster_resources().get("CPU", 1))))
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self._kind = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(_Place).options(
-            runtime_env={"env_vars": {"PYTHONPATH": paths, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
+            runtime_env={"env_vars": {"PYTHONPATH": paths(), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
         )
         self._environment, self._limits = dict(environment), limits
         self._under_way: dict[Any, _Asked] = {}

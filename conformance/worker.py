@@ -17,10 +17,11 @@ import sys
 import warnings
 from typing import Any
 
+from emutpu._workers import resident_of
+
 __all__ = ["CHIPS", "main"]
 
 _PR_SET_PDEATHSIG = 1
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _COMPILED = ("compile", "bounded")  # the modes in which a program must not run eagerly
 _COMPILED_REGION = "compile_mode_execution"
 CHIPS = ("v5e", "v5p", "v6e", "v7")
@@ -38,7 +39,8 @@ def main() -> int:
     torch.set_num_threads(1)
     for line in sys.stdin:
         task = json.loads(line)
-        answers.write(json.dumps(_answer(task["program"], task["mode"])) + "\n")
+        answer = _answer(task["program"], task["mode"]) | {"resident_bytes": resident_of(os.getpid())}
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
     return 0
 
@@ -53,9 +55,9 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
     from emutpu.conformance.manifest import programs
 
     if mode == mutation.MODE:
-        return mutation.answer(programs()[name]) | {"resident_bytes": _resident()}
+        return mutation.answer(programs()[name])
     if mode == estimates.MODE:
-        return full_size.answer(programs()[name], _peak) | {"resident_bytes": _resident()}
+        return full_size.answer(programs()[name], _peak)
     tpu: Any = torch.get_device_module("tpu")
     tpu.eager_mode = tpu.EagerMode.DEFER_AND_FUSE if mode == "defer" else tpu.EagerMode.DEFER_NEVER
     torch.accelerator.reset_peak_memory_stats()
@@ -88,7 +90,6 @@ def _answer(name: str, mode: str) -> dict[str, Any]:
         "peak_hbm_bytes": torch.accelerator.max_memory_allocated(),
         "modelled": costs_on(CHIPS, launched),
         "hardware": None if is_emulated() else tpu.get_device_name(),
-        "resident_bytes": _resident(),
     }
 
 
@@ -118,11 +119,6 @@ def _fallback_lines(document: dict[str, Any]) -> collections.Counter[tuple[str, 
 
 def _by_reason(document: dict[str, Any]) -> collections.Counter[str]:
     return collections.Counter({row["reason"]: row["count"] for row in document["regions"]})
-
-
-def _resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as stream:
-        return int(stream.read().split()[1]) * _PAGE
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Child", "End", "Ended", "Limits", "Seat", "paths", "seconds_of", "work_off"]
+__all__ = ["Child", "End", "Ended", "Limits", "Seat", "paths", "resident_of", "seconds_of", "work_off"]
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -107,7 +107,7 @@ class Child:
         over = (
             (End.PROCESSOR, limits.processor, lambda: seconds_of(pid) - worked),
             (End.CLOCK, limits.clock, lambda: time.monotonic() - started),
-            (End.MEMORY, limits.memory, lambda: _resident(pid)),
+            (End.MEMORY, limits.memory, lambda: resident_of(pid)),
         )
         for end, limit, measure in over:
             if limit is not None and measure() > limit:
@@ -145,7 +145,8 @@ def seconds_of(pid: int) -> float:
         return 0.0
 
 
-def _resident(pid: int) -> int:
+def resident_of(pid: int) -> int:
+    """Bytes that a process occupies; 0 when it has ended."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as stream:
             return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
