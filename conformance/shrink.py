@@ -164,6 +164,8 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"(^|_)(head_dim|dim_head|d_kv|d_head|kv_channels|head_size|attention_head_size)$", _at_most(HEAD_DIM)),
         (r"(q|kv)_lora_rank$|_lora_rank$", _at_most(32)),
         (r"^mamba_n_heads$|^mamba_num_heads$", _at_most(8)),
+        # Scores are sums of rectified ones over these heads: of few, equal zeros are common, and which is taken is open.
+        (r"^index_n_heads$", _at_most(16)),
         (r"(heads?|n_head)$|attention_heads", _heads),
         (r"state_size$|d_state$|ssm_state", _at_most(8)),
         (r"time_step_rank$|dt_rank$", _at_most(4)),
