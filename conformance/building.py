@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import importlib.metadata
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from emutpu.conformance import inputs, libraries, weights
+from emutpu.conformance import inputs, libraries, narrowing, weights
 from emutpu.conformance.manifest import Program
 from emutpu.conformance.torchvision_schemas import declare
 
@@ -47,7 +48,7 @@ def build(program: Program, *, drawn: bool = True) -> Built:
         return _trained(program)
     torch.manual_seed(program.seed)
     # Without gradients: a weight that is computed from others (weight_norm) could not be copied with the model.
-    with weights.Undrawn(), torch.no_grad():
+    with weights.Undrawn(filled=program.shrink not in narrowing.KINDS), torch.no_grad():
         built = _built(program)
     if drawn:
         weights.draw(built.model, program.gain, program.seed)
@@ -89,15 +90,14 @@ def _timm(program: Program) -> Built:
 
     name = program.architecture
     published: Any = timm.get_pretrained_cfg(name)
-    channels, side = published.input_size[0], inputs.SIDE
     options: dict[str, Any] = {"num_classes": 10, **program.options}
+    side = options.get("img_size") or options.pop("side", inputs.SIDE)
     if program.shrink == "vit":
         side, small = _small_vit(name)
         options |= small
-    elif program.shrink == "sized":
-        options["img_size"] = side
     model = timm.create_model(name, pretrained=False, **options)
-    return Built(model, {"x": inputs.image(channels, side, program.seed)}, {})
+    narrowing.shrink(model, program.shrink)
+    return Built(model, {"x": inputs.image(published.input_size[0], side, program.seed)}, {})
 
 
 def _small_vit(name: str) -> tuple[int, dict[str, Any]]:
@@ -181,8 +181,12 @@ def _torchvision(program: Program) -> Built:
     if program.inputs != "image":
         raise NoRecipe(f"no recipe for inputs of the kind {program.inputs!r} yet")
     backbone = {"weights_backbone": None} if program.task == "semantic-segmentation" else {}
-    model = models.get_model(program.architecture, weights=None, **backbone)
-    return Built(model, {"x": inputs.image(3, inputs.SIDE, program.seed)}, {})
+    options = dict(program.options)
+    side = options.get("image_size") or options.pop("side", inputs.SIDE)
+    model = models.get_model(program.architecture, weights=None, **backbone, **options)
+    (image,) = itertools.islice(inspect.signature(model.forward).parameters, 1)
+    narrowing.shrink(model, program.shrink)
+    return Built(model, {image: inputs.image(3, side, program.seed)}, {})
 
 
 def _library(make: Callable[[Program], tuple[nn.Module, dict[str, Any]]]) -> Callable[[Program], Built]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from emutpu.conformance import inputs
+from emutpu.conformance import inputs, narrowing
 from emutpu.conformance.manifest import Program
 
 __all__ = ["litgpt", "open_clip", "segmentation_models", "sentence_transformers"]
@@ -53,8 +53,9 @@ def segmentation_models(program: Program) -> Parts:
     """A decoder of segmentation_models_pytorch on one of its encoders."""
     import segmentation_models_pytorch
 
-    model = segmentation_models_pytorch.create_model(encoder_weights=None, classes=3, **program.options["config"])
-    return model, {"x": inputs.image(3, inputs.SIDE, program.seed)}
+    model: Any = segmentation_models_pytorch.create_model(encoder_weights=None, classes=3, **program.options["config"])
+    narrowing.shrink(model, program.shrink, model.encoder)
+    return model, {"x": inputs.image(3, program.options.get("side", inputs.SIDE), program.seed)}
 
 
 class _Encoder(nn.Module):

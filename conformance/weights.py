@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Undrawn", "draw", "without_dropout"]
+__all__ = ["Undrawn", "draw", "fill", "without_dropout"]
 
 _SPREAD = 0.1  # of weights that are all one, relative
 _OFFSET = 0.2  # of what is all zero: biases, offsets of normalisation weights
@@ -28,21 +28,35 @@ _SCALE = 0.5  # what a small constant (a layer scale) becomes
 _DRAWING = frozenset(
     (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.erfinv_)
 )
+_TOUCHING = frozenset((Tensor.mul_, Tensor.add_, Tensor.clamp_, Tensor.sub_, Tensor.div_))
 
 
 class Undrawn(TorchFunctionMode):
     """While a model is built, its matrices are filled instead of drawn: ``draw`` replaces them anyway.
 
-    The libraries' own initialisation took half of the time of building a model.
+    The libraries' own initialisation took half of the time of building a model. Unless they are ``filled`` nothing is
+    written to them at all, so that a matrix of which little will stay takes no memory: ``fill`` has to follow.
     """
 
+    def __init__(self, *, filled: bool = True) -> None:
+        super().__init__()
+        self._filled = filled
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _DRAWING:
+        if func in _DRAWING or (func in _TOUCHING and not self._filled):
             tensor = args[0] if args else (kwargs or {})["tensor"]
             if isinstance(tensor, nn.Parameter) and tensor.dim() > 1:
                 with torch.no_grad():
-                    return tensor.fill_(_FILLED)
+                    return tensor.fill_(_FILLED) if self._filled else tensor
         return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def fill(model: nn.Module) -> None:
+    """Give every matrix of ``model`` the one value that it has when ``Undrawn`` fills it, in place."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1 and parameter.is_floating_point():
+            parameter.fill_(_FILLED)
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.diffusers_models import DIFFUSERS
+from tools.image_shrinking import options_of, shrink_of
 from tools.layout import ROOT
 
 __all__ = ["installed_programs", "jsonl", "main", "rendered"]
@@ -213,7 +214,7 @@ def _timm() -> Iterator[_Found]:
         configs: dict[str, Any] = {tag: get_pretrained_cfg(tag) for tag in tags}
         family = model_entrypoint(architecture).__module__.rpartition(".")[2]
         first = next(iter(configs.values()))
-        shrink = "vit" if family in _VITS else "sized" if first.fixed_input_size else "image"
+        shrink = "vit" if family in _VITS else shrink_of("timm", architecture)
         task = "image-classification" if first.num_classes else "image-features"
         models = [
             _model(config.hf_hub_id, "hub", "timm", config.license)
@@ -221,7 +222,10 @@ def _timm() -> Iterator[_Found]:
             else _model(f"timm:{tag}", "weights", "timm", config.license)
             for tag, config in configs.items()
         ]
-        yield _Found(_program("timm", architecture, family, task, shrink, "image"), models)
+        program = _program("timm", architecture, family, task, shrink, "image")
+        if shrink != "vit":
+            program["options"] = options_of("timm", architecture, sized=first.fixed_input_size)
+        yield _Found(program, models)
 
 
 def _hub_ids(wheel: Path) -> dict[str, list[tuple[str, str]]]:
@@ -309,7 +313,11 @@ def _torchvision() -> Iterator[_Found]:
         weights = models.get_model_weights(name)
         entries = [_model(f"torchvision:{member}", "weights", "torchvision") for member in weights]
         inputs = {"video": "video", "optical_flow": "image-pair"}.get(family.partition(".")[0], "image")
-        program = _program("torchvision", name, family, task or "image-classification", "image", inputs)
+        shrink = shrink_of("torchvision", name) if inputs == "image" else "image"
+        program = _program("torchvision", name, family, task or "image-classification", shrink, inputs)
+        program["options"] = options_of("torchvision", name)
+        if family == "vision_transformer":  # the name ends with the side of a patch
+            program["options"] = {"image_size": 4 * int(name.rpartition("_")[2])}
         yield _Found(program, entries)
 
 
@@ -329,8 +337,10 @@ def _libraries(without: Collection[str] = ()) -> Iterator[_Found]:
         if builder in without:
             continue
         for architecture, family, task, options, models in found():
-            program = _program(builder, architecture, family, task, "written", "written")
-            program["options"] = options
+            pixels = builder == "segmentation_models_pytorch"
+            shrink = shrink_of(builder, options["config"]["encoder_name"]) if pixels else "written"
+            program = _program(builder, architecture, family, task, shrink, "written")
+            program["options"] = options | options_of(builder, architecture)
             yield _Found(program, [_model(identity, kind, builder) for identity, kind in models])
 
 

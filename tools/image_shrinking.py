@@ -1,0 +1,91 @@
+"""How the manifest makes image networks small: what is not narrowed, with the reason, and images of another side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["SHORT", "SIDES", "options_of", "shrink_of"]
+
+_SIDE = 64
+# What keeps its channels, and why: how ``builder/family`` or ``builder/architecture`` begins.
+SHORT: Mapping[str, str] = {
+    "segmentation_models_pytorch/dpn": "each block adds channels that its forward counts by numbers of its own",
+    "timm/bat_resnext": "bilinear attention counts its groups",
+    "timm/coat_": "its positions are convolved in groups of heads, in parts that are no multiple of anything",
+    "timm/convit_base": "a gate for each of 16 heads, which is a number of channels too",
+    "timm/csatv2": "its first layers take as many channels as a cosine transform gives",
+    "timm/deepseek_vit": "the rotary embedding has the width of a head, and is a table already",
+    "timm/densenetblur": "its kernels of blurring are made for a number of channels",
+    "timm/dla60_res2": "channels are split into as many parts as there are scales",
+    "timm/dpn": "each block adds channels that its forward counts by numbers of its own",
+    "timm/eca_botnext": "relative positions have the width of a head",
+    "timm/eca_halonext": "relative positions have the width of a head",
+    "timm/efficientvim_m4": "a state has as many numbers as there are channels elsewhere",
+    "timm/fasternet_t0": "a quarter of 40 channels is no multiple of anything",
+    "timm/fastvit_ma36": "a projection of 76 channels in groups",
+    "timm/focalnet": "a projection gives context and as many gates as there are levels in one",
+    "timm/gemma4_vit": "the rotary embedding has the width of a head, and is a table already",
+    "timm/ghostnetv3": "half of the channels are cut off behind a sum",
+    "timm/halo2botnet": "relative positions have the width of a head",
+    "timm/haloregnetz": "relative positions have the width of a head",
+    "timm/hiera_large": "a window's queries are counted from the width of a head",
+    "timm/inception_next_atto": "a quarter of 40 channels is no multiple of anything",
+    "timm/lambda_resnet": "queries, keys and values are split by numbers of their own",
+    "timm/mambaout_base": "channels are split into parts that are no multiple of anything",
+    "timm/mixnet": "channels are split into a part for each size of kernel",
+    "timm/mobilenetv4_conv_blur": "its kernels of blurring are made for a number of channels",
+    "timm/mobilevitv2": "a projection gives keys, values and one weight more in one",
+    "timm/nasnet": "halves of 42 channels are joined",
+    "timm/pnasnet": "halves of 54 channels are joined",
+    "timm/qwen3_vit": "the rotary embedding has the width of a head, and is a table already",
+    "timm/rdnet_large": "each block adds channels that are no multiple of anything",
+    "timm/res2net": "channels are split into as many parts as there are scales",
+    "timm/res2next": "channels are split into as many parts as there are scales",
+    "timm/resnetblur": "its kernels of blurring are made for a number of channels",
+    "timm/resnetv2_50d_evos": "variances are of groups of a fixed size",
+    "timm/rexnet": "each block adds channels that its forward counts by numbers of its own",
+    "timm/samvit": "relative positions have the width of a head",
+    "timm/sequencer": "an LSTM keeps its weights in a list of its own",
+    "timm/shvit_s3": "channels are split into parts that are no multiple of anything",
+    "timm/shvit_s4": "channels are split into parts that are no multiple of anything",
+    "timm/tf_efficientnet_cc": "kernels are mixed from tables of them",
+    "timm/tf_mixnet": "channels are split into a part for each size of kernel",
+    "timm/tresnet": "space becomes channels in it",
+    "timm/volo": "an attention's weights, of every pair of places in a window, are a number of features",
+    "timm/xcit_nano": "its encoding of positions is as wide as some channels",
+}
+# What wants other images than those of 64 pixels, and why.
+SIDES: Mapping[str, tuple[int, str]] = {
+    "segmentation_models_pytorch/pan": (256, "it halves eight times"),
+    "timm/bat_resnext": (256, "attention in blocks of 8x8 places after five halvings"),
+    "timm/crossvit": (120, "patches of 12 pixels, and of 16 in an image of 14/15"),
+    "timm/deepseek_vit": (70, "patches of 14 pixels"),
+    "timm/eca_halonext": (256, "attention in blocks of 8x8 places after five halvings"),
+    "timm/efficientformer_": (224, "attention of 7x7 places after five halvings"),
+    "timm/gemma4_vit": (96, "patches of 16 pixels, three of them pooled"),
+    "timm/haloregnetz": (224, "attention in blocks of 7x7 places after five halvings"),
+    "timm/halo2botnet": (256, "attention in blocks of 8x8 places after five halvings"),
+    "timm/halonet": (256, "attention in blocks of 8x8 places after five halvings"),
+    "timm/inception_v": (96, "kernels without padding"),
+    "timm/inception_resnet": (96, "kernels without padding"),
+    "timm/lamhalobotnet": (256, "attention in blocks of 8x8 places after five halvings"),
+    "timm/sehalonet": (256, "attention in blocks of 8x8 places after five halvings"),
+    "torchvision/inception": (96, "kernels without padding"),
+    "torchvision/quantized_inception": (96, "kernels without padding"),
+    "torchvision/maxvit": (224, "windows of 7x7 places after five halvings"),
+}
+
+
+def shrink_of(builder: str, *names: str) -> str:
+    """The shrinking of an architecture, ``short`` or ``narrow``, by its name or its family's."""
+    return "short" if any(f"{builder}/{name}".startswith(tuple(SHORT)) for name in names) else "narrow"
+
+
+def options_of(builder: str, *names: str, sized: bool = False) -> dict[str, Any]:
+    """Settings of a program beside its shrinking. ``sized`` is for a constructor that asks for the side of the image."""
+    sides = [side for start, (side, _) in SIDES.items() if any(f"{builder}/{name}".startswith(start) for name in names)]
+    side = max(sides, default=_SIDE)
+    if sized:
+        return {"img_size": side}
+    return {"side": side} if sides else {}
