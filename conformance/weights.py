@@ -28,6 +28,7 @@ _SCALE = 0.5  # what a small constant (a layer scale) becomes
 _DRAWING = frozenset(
     (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.erfinv_)
 )
+_LARGE = 1 << 16  # elements
 _TOUCHING = frozenset((Tensor.mul_, Tensor.add_, Tensor.clamp_, Tensor.sub_, Tensor.div_))
 
 
@@ -35,7 +36,7 @@ class Undrawn(TorchFunctionMode):
     """While a model is built, its matrices are filled instead of drawn: ``draw`` replaces them anyway.
 
     The libraries' own initialisation took half of the time of building a model. Unless they are ``filled`` nothing is
-    written to them at all, so that a matrix of which little will stay takes no memory: ``fill`` has to follow.
+    written to the large ones at all, so that a matrix of which little will stay takes no memory: ``fill`` has to follow.
     """
 
     def __init__(self, *, filled: bool = True) -> None:
@@ -43,11 +44,13 @@ class Undrawn(TorchFunctionMode):
         self._filled = filled
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _DRAWING or (func in _TOUCHING and not self._filled):
+        if func in _DRAWING or (func in _TOUCHING and not self._filled and isinstance(args[0], nn.Parameter)):
             tensor = args[0] if args else (kwargs or {})["tensor"]
+            if not self._filled and tensor.numel() >= _LARGE:
+                return tensor  # also what ``parameter.data`` is
             if isinstance(tensor, nn.Parameter) and tensor.dim() > 1:
                 with torch.no_grad():
-                    return tensor.fill_(_FILLED) if self._filled else tensor
+                    return tensor.fill_(_FILLED)
         return func(*args, **(kwargs or {}))
 
 
