@@ -134,6 +134,7 @@ def _transformers(program: Program) -> Built:
     config_class = model_class.config_class or transformers.CONFIG_MAPPING[program.options["model_type"]]
     try:
         model = model_class(shrunk(config_class(), narrow=program.shrink != "depth"))
+        narrowing.shrink(model, program.shrink)
     except ImportError as error:  # of a library that the class stands on
         raise NoRecipe(str(error).strip().partition(" but")[0]) from error
     try:

@@ -257,7 +257,7 @@ def _transformers(ids: dict[str, list[tuple[str, str]]]) -> Iterator[_Found]:
         rank = {task: place for place, task in enumerate(_TASKS)}
         best = min(tasks, key=lambda task: (rank.get(task, len(rank)), task))
         task = (best or "base").lower().replace("_", "-")
-        shrink = "depth" if model_type in _WIDE else "config"
+        shrink = "depth" if model_type in _WIDE else "narrow" if architecture.startswith("Timm") else "config"
         program = _program("transformers", architecture, model_type, task, shrink, "signature")
         program["options"] = {"model_type": model_type}
         known = list(dict.fromkeys(ids.get(architecture, [])))[:IDS_AN_ARCHITECTURE]
