@@ -203,6 +203,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "BeitConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "Data2VecVisionConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "CvtConfig": {"depth": [1, 2, 3]},
+    "DINOv3ViTConfig": {"pos_embed_rescale": None},  # drawn anew in every training step
     "EfficientNetConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
     "AlignVisionConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
     "AlignConfig": {"projection_dim": 80},  # the width of the last stage
