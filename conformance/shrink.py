@@ -155,7 +155,7 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"topk_group$|n_shared_experts$|num_shared_experts$", _at_most(1)),
         (r"index_topk$", _at_most(WINDOW)),
         (r"mm_tokens_per_image$|index_kpool$", _at_most(4)),
-        (r"^context_size$|^audio_chunk|^image_seq_length$", _at_most(16)),
+        (r"^canvas_length$|^context_size$|^audio_chunk|^image_seq_length$", _at_most(16)),
         (r"experts$", _at_most(EXPERTS)),
         (r"feature_layer|select_layer|feat_extract|kv_shared|conv_layers|adapter|^num_fpn|per_layer$|no_rope|mlp_only|random_blocks", _keep),
         (r"(^|_)(layers?|depths?|blocks?)$|n_layers?$|num_layers?$|hidden_layers$|_depths$|layer_depths|num_block_repeats", _layers),
@@ -202,6 +202,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "DPTConfig": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
     "BeitConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "Data2VecVisionConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "Sam2VisionConfig": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "CvtConfig": {"depth": [1, 2, 3]},
     "DINOv3ViTConfig": {"pos_embed_rescale": None},  # drawn anew in every training step
     "EfficientNetConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
@@ -298,7 +299,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
 
 _IGNORED = "ignore_keys_at_rope_validation"
 _PLACEHOLDERS = frozenset({"image_token_id", "image_token_index", "audio_token_id", "video_token_id"})
-_DERIVED = frozenset({"model_args"})  # not made from other fields, though there is none by default
+_DERIVED = frozenset({"model_args", "image_size"})  # not made from other fields, though there is none by default
 _LEFT_OUT = object()
 _UNSET = 1 << 30  # stands for a placeholder that has no id by default
 _TOKEN = re.compile(r"(token_ids?|token_index|token_idx)$|^(pad|bos|eos|unk|mask|cls|sep)_(index|id)$")
