@@ -124,7 +124,7 @@ _LABELLED = ("causal-lm", "masked-lm", "seq-to-seq-causal-lm")
 def _transformers(program: Program) -> Built:
     import transformers
 
-    from emutpu.conformance.shrink import shrunk
+    from emutpu.conformance.shrink import default, shrunk
 
     if program.architecture in _NO_RECIPE:
         raise NoRecipe(_NO_RECIPE[program.architecture])
@@ -133,7 +133,8 @@ def _transformers(program: Program) -> Built:
     # A class for the text part of a multimodal model has a configuration of its own.
     config_class = model_class.config_class or transformers.CONFIG_MAPPING[program.options["model_type"]]
     try:
-        model = model_class(shrunk(config_class(), narrow=program.shrink != "depth"))
+        small = shrunk(default(config_class), narrow=program.shrink != "depth", model=program.architecture)
+        model = model_class(small)
     except ImportError as error:  # of a library that the class stands on
         raise NoRecipe(str(error).strip().partition(" but")[0]) from error
     try:
@@ -142,8 +143,10 @@ def _transformers(program: Program) -> Built:
         raise NoRecipe(str(error)) from error
     labels = {}
     if program.task in _LABELLED and "labels" in _parameters(model):
-        labels["labels"] = arguments.get("decoder_input_ids", arguments.get("input_ids"))
-    generates = program.task in {"causal-lm", "seq-to-seq-causal-lm"} and model.can_generate()
+        labels["labels"] = inputs.labels(model, arguments)
+    # An assistant generates beside the larger model only, whose keys and values it takes.
+    alone = "shared_kv_states" not in arguments
+    generates = alone and program.task in {"causal-lm", "seq-to-seq-causal-lm"} and model.can_generate()
     return Built(model, arguments, labels, generates)
 
 
