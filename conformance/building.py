@@ -164,7 +164,8 @@ def _diffusers(program: Program) -> Built:
 
     if not program.options:
         raise NoRecipe("no small configuration of this diffusers class is written yet")
-    model = getattr(diffusers, program.architecture)(**program.options["config"])
+    config = {name: _parts(setting) for name, setting in program.options["config"].items()}
+    model = getattr(diffusers, program.architecture)(**config)
     generator = torch.Generator().manual_seed(program.seed)
     arguments = {name: inputs.written(entry, generator) for name, entry in program.options["inputs"].items()}
     if "timestep" in _parameters(model) and "timestep" not in arguments:
@@ -173,7 +174,32 @@ def _diffusers(program: Program) -> Built:
     return Built(model, arguments, {})
 
 
+def _parts(setting: Any) -> Any:
+    """The models that a setting lists by class and settings; any other setting as it is."""
+    import diffusers
+
+    if not isinstance(setting, list) or not setting or not isinstance(setting[0], dict) or "class" not in setting[0]:
+        return setting
+    return [getattr(diffusers, part["class"])(**part["config"]) for part in setting]
+
+
 # ------------------------------------------------------------------------------------------------ torchvision
+
+
+# Frames and side of a video where a network's own pooling or positions set the least.
+_VIDEOS = {"s3d": (16, 224), "mvit": (16, 224)}
+_FLOW_SIDE = 128  # the least side of pictures that flow is found between
+
+
+def _seen(program: Program) -> dict[str, Tensor]:
+    """A batch of images, one video f32[1, 3, frames, side, side], or one pair of images."""
+    if program.inputs == "video":
+        frames, side = next((size for name, size in _VIDEOS.items() if program.architecture.startswith(name)), (8, 64))
+        return {"x": inputs.image(3, side, program.seed, frames).transpose(0, 1).unsqueeze(0)}
+    if program.inputs == "image-pair":
+        first, second = inputs.image(3, _FLOW_SIDE, program.seed).split(1)
+        return {"image1": first, "image2": second}
+    return {"x": inputs.image(3, inputs.SIDE, program.seed)}
 
 
 def _torchvision(program: Program) -> Built:
@@ -181,11 +207,9 @@ def _torchvision(program: Program) -> Built:
 
     if program.task == "object-detection":
         raise NoRecipe("torchvision's compiled operators (nms, roi_align) are not there beside a CPU build of torch")
-    if program.inputs != "image":
-        raise NoRecipe(f"no recipe for inputs of the kind {program.inputs!r} yet")
     backbone = {"weights_backbone": None} if program.task == "semantic-segmentation" else {}
     model = models.get_model(program.architecture, weights=None, **backbone)
-    return Built(model, {"x": inputs.image(3, inputs.SIDE, program.seed)}, {})
+    return Built(model, _seen(program), {})
 
 
 def _library(make: Callable[[Program], tuple[nn.Module, dict[str, Any]]]) -> Callable[[Program], Built]:
