@@ -181,7 +181,10 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"(^|_)(head_dim|dim_head|d_kv|d_head|kv_channels|head_size|attention_head_size)$", _at_most(HEAD_DIM)),
         (r"(q|kv)_lora_rank$|_lora_rank$", _at_most(32)),
         (r"^mamba_n_heads$|^mamba_num_heads$", _at_most(8)),
+        # Scores are sums of rectified ones over these heads: of few, equal zeros are common, and which is taken is open.
+        (r"^index_n_heads$", _at_most(16)),
         (r"(heads?|n_head)$|attention_heads", _heads),
+        (r"^num_filters$", _at_most(8)),  # of the first stage: each of the next has twice as many
         (r"state_size$|d_state$|ssm_state", _at_most(8)),
         (r"time_step_rank$|dt_rank$", _at_most(4)),
         (r"image_size$|^resolution$|^img_size$", _image),
@@ -241,8 +244,10 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "BeitConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "Data2VecVisionConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "CvtConfig": {"depth": [1, 2, 3]},
-    "EfficientNetConfig": {"hidden_dim": 2560},
-    "AlignVisionConfig": {"hidden_dim": 2560},
+    "DINOv3ViTConfig": {"pos_embed_rescale": None},  # drawn anew in every training step
+    "EfficientNetConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
+    "AlignVisionConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
+    "AlignConfig": {"projection_dim": 80},  # the width of the last stage
     "XmodConfig": {"default_language": "en_XX"},
     "DeepseekV2Config": {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH},
     "Lfm2Config": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
