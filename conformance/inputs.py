@@ -82,10 +82,15 @@ _ASKED = {
 # Classes that use an argument, though its default is None.
 _ALSO = {
     "Blip2ForImageTextRetrieval": ("attention_mask",),
+    "ColQwen2ForRetrieval": ("image_grid_thw",),
     "CsmForConditionalGeneration": ("input_values_cutoffs",),
+    "SpeechT5Model": ("decoder_input_values",),
+    "SpeechT5ForTextToSpeech": ("decoder_input_values", "speaker_embeddings"),
     "Kosmos2Model": ("image_embeds_position_mask",),
     "Kosmos2ForConditionalGeneration": ("image_embeds_position_mask",),
 }
+# The class reads a field of its text model's answer that the answer has not; as a tuple it has none.
+_CONSTANTS = {"Llama4ForConditionalGeneration": {"return_dict": False}}
 _FROM_THE_INPUT = ("ForSequenceClassification", "ForQuestionAnswering")  # their decoders start from the input itself
 
 
@@ -96,6 +101,7 @@ def for_signature(model: nn.Module, seed: int) -> dict[str, Any]:
     _make(recipe, _wanted(recipe), found)
     _make(recipe, companions(recipe, found), found)
     placed(recipe, found)
+    found |= _CONSTANTS.get(type(model).__name__, {})
     if "input_values" in found and "audio_codes" not in _needed(recipe):
         found.pop("audio_codes", None)  # what a codec made of them earlier
     for name, other in _INSTEAD.get(recipe.family, ()):
@@ -103,6 +109,8 @@ def for_signature(model: nn.Module, seed: int) -> dict[str, Any]:
             found.pop(name, None)
     if type(model).__name__.endswith("ForMultipleChoice"):
         found = {name: value.unsqueeze(1).repeat(1, 2, *[1] * (value.dim() - 1)) for name, value in found.items()}
+    if recipe.family == "tvp":  # its positions fit a batch of one alone
+        found = {name: value[:1] for name, value in found.items()}
     if "use_cache" in recipe.parameters:
         found["use_cache"] = False
     return found

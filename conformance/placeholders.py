@@ -19,10 +19,12 @@ from emutpu.conformance.recipes import BATCH, Recipe
 __all__ = ["companions", "placed"]
 
 _AROUND = 4  # tokens of text before and after
-_IMAGE, _AUDIO = 1, 3  # as mm_token_type_ids counts them
+_IMAGE, _VIDEO, _AUDIO = 1, 2, 3  # as mm_token_type_ids counts them
+_VIDEOS_ALONE = ("instructblipvideo",)  # families whose pixel_values are videos
 # What kind it is, the settings that name its placeholder, the method that makes its features, and what those are made of.
 _KINDS = (
     (_IMAGE, ("image_token_id", "image_token_index", "img_token_id"), "get_image_features", "pixel_values"),
+    (_VIDEO, ("video_token_id", "video_token_index"), "get_video_features", "pixel_values"),
     (_AUDIO, ("audio_token_id", "audio_token_index"), "get_audio_features", "input_features"),
     (_AUDIO, ("audio_token_id", "audio_token_index"), "get_audio_features", "input_values"),
 )
@@ -32,8 +34,8 @@ def companions(recipe: Recipe, found: Mapping[str, Any]) -> list[str]:
     """Arguments of the forward without which the features of what was ``found`` cannot be made."""
     needed = {
         name
-        for _, _, method, argument in _KINDS
-        if argument in found
+        for kind, _, method, argument in _KINDS
+        if argument in found and kind != _VIDEO
         for encode in _methods(recipe.model, method)
         for name, known in inspect.signature(encode).parameters.items()
         if _is_needed(known)
@@ -53,7 +55,7 @@ def placed(recipe: Recipe, found: dict[str, Any]) -> None:
     parts: dict[int, Tensor] = {}
     for kind, settings, method, argument in _KINDS:
         token = recipe.size(*settings, default=-1)
-        if argument not in found or token < 0:
+        if argument not in found or token < 0 or (kind == _VIDEO and not recipe.family.startswith(_VIDEOS_ALONE)):
             continue
         count = _count(recipe.model, method, argument, found)
         if kind == _AUDIO:  # some pad what they hear
@@ -75,9 +77,9 @@ def placed(recipe: Recipe, found: dict[str, Any]) -> None:
 
 
 def _begun(recipe: Recipe, kind: int, part: Tensor) -> Tensor:
-    """Placeholders after the token by which some models know that they begin."""
+    """Placeholders after the token by which some models know that they begin, and before a token that ends them."""
     start = recipe.size("vision_start_token_id" if kind == _IMAGE else "audio_start_token_id", default=-1)
-    return part if start < 0 else torch.cat([torch.full((BATCH, 1), start), part], 1)
+    return part if start < 0 else torch.cat([torch.full((BATCH, 1), start), part, recipe.tokens(1)], 1)
 
 
 def _count(model: Any, method: str, argument: str, found: Mapping[str, Any]) -> int:
@@ -103,8 +105,8 @@ def _part(model: Any, name: str) -> Any:
 
 def _methods(model: Any, name: str) -> list[Callable[..., Any]]:
     """Those of that name of the model and of the models within it, the outermost first."""
-    inner = [getattr(model, place, None) for place in ("model", "thinker", "vlm")]
-    owners = (model, *inner, getattr(inner[-1], "model", None))
+    inner = [getattr(model, place, None) for place in ("model", "encoder", "thinker", "vlm")]
+    owners = (model, *inner, getattr(inner[-1], "model", None), getattr(inner[0], "encoder", None))
     return [getattr(owner, name) for owner in owners if getattr(owner, name, None) is not None]
 
 

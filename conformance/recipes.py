@@ -20,13 +20,13 @@ SAMPLES = 4000
 _FIRST_TOKEN = 5  # the special ones come before
 
 _NESTED = (
-    "text_config", "vision_config", "audio_config", "encoder", "decoder", "encoder_config", "decoder_config",
+    "text_config", "vision_config", "audio_config", "encoder", "decoder", "encoder_config", "decoder_config", "asr_config", "diarization_config",
     "backbone_config", "thinker_config", "vlm_config", "vision_encoder_config", "prompt_encoder_config",
 )  # fmt: skip
 
 
 # Of families that read one line of text, or put two pictures above each other.
-_SIDES = {"pp_ocrv5_mobile_rec": (48, 96), "seggpt": (64, 64), "depth_pro": (256, 256)}
+_SIDES = {"pp_ocrv5_mobile_rec": (96, 96), "seggpt": (64, 64), "depth_pro": (256, 256)}
 
 
 def _is_config(value: Any) -> bool:
@@ -82,7 +82,7 @@ class Recipe:
     @property
     def vision(self) -> Any:
         """The configuration of the part that sees."""
-        for name in ("vision_config", "vision_encoder_config", "thinker_config"):
+        for name in ("vision_config", "vision_encoder_config", "thinker_config", "vlm_config"):
             nested = getattr(self.config, name, None)
             if nested is not None and not isinstance(nested, dict):
                 return getattr(nested, "vision_config", nested)
@@ -169,7 +169,7 @@ _VIDEO = ("instructblipvideo", "timesformer", "vivit", "videomae", "vjepa", "vid
 # Families that cut an image into tiles, f32[batch, tiles, channels, height, width].
 _TILED = (
     "idefics", "smolvlm", "modernvbert", "ultra", "colmodernvbert", "inkling", "llava_next", "llava_onevision", "granite4_vision",
-    "cohere2_vision", "aya_vision",
+    "cohere2_vision", "aya_vision", "granite_docling",
 )  # fmt: skip
 _TOLD = ("emu3", "apertus1p5")  # sizes of whole pictures
 _SIZED = ("llava_next", "llava_onevision", "granite4_vision", "phi4_multimodal")
@@ -213,6 +213,7 @@ _OWN_PIXELS: tuple[tuple[str, Callable[[Recipe], Tensor]], ...] = (
     ("inkling", _moving_squares),
     ("neomme", lambda r: r.normal(BATCH * 16, r.channels * _patch(r) ** 2)),
     ("kimi", _patches),
+    ("colqwen2", lambda r: _gridded(r).reshape(BATCH, _grid_side(r) ** 2, -1)),
     ("paddleocr_vl", _patches),
 )
 
@@ -262,7 +263,8 @@ def _states(recipe: Recipe) -> Tensor:
 def _boxes(recipe: Recipe) -> Tensor:
     """Corners of text boxes, i64[BATCH, LENGTH, 4]."""
     corner = torch.randint(0, 50, (BATCH, LENGTH, 2), generator=recipe.generator)
-    return torch.cat([corner, corner + 20], -1)
+    boxes = torch.cat([corner, corner + 20], -1)
+    return boxes / 100 if recipe.family == "udop" else boxes  # a part of the page's side there
 
 
 def _listed_side(recipe: Recipe) -> int:
@@ -275,6 +277,13 @@ def _places(recipe: Recipe) -> Tensor:
     """Column and row of each patch, i64[BATCH, patches, 2]."""
     places = torch.arange(_listed_side(recipe))
     return torch.cartesian_prod(places, places).expand(BATCH, -1, -1).contiguous()
+
+
+def _seen(recipe: Recipe) -> Tensor | None:
+    """Which patches, or tiles, are none of the padding; None where images are not padded."""
+    if recipe.family.startswith("granite_docling"):
+        return torch.ones(BATCH, 1, dtype=torch.bool)
+    return torch.ones(BATCH, 16, dtype=torch.long) if _LISTED & recipe.parameters.keys() else None
 
 
 def _shared(recipe: Recipe) -> dict[str, tuple[Tensor, Tensor]]:
@@ -323,6 +332,7 @@ _CODECS = (
     "vibevoice_acoustic",
     "pe_audio",
     "omniasr",
+    "csm",
     "pocket_tts",
 )
 
@@ -368,6 +378,8 @@ def _waves(recipe: Recipe) -> Tensor:
         return recipe.normal(BATCH, recipe.size("audio_channels", default=1), 3200)
     if recipe.family.startswith("muse_spark"):
         return recipe.normal(BATCH, 40 * recipe.size("samples_per_token", default=96))
+    if type(recipe.model).__name__ == "SpeechT5Model":  # what its prenets make of them
+        return _hidden(recipe)
     long = "XVector" in type(recipe.model).__name__
     return recipe.normal(BATCH, 6 * SAMPLES if long else SAMPLES)
 
@@ -392,7 +404,7 @@ def _time_features(recipe: Recipe) -> int:
 
 
 def _future(recipe: Recipe) -> int:
-    return recipe.size("prediction_length", default=4)
+    return recipe.size("prediction_length", "horizon_length", default=4)
 
 
 def _decoder_ids(recipe: Recipe) -> Tensor:
@@ -441,6 +453,15 @@ def _ones(*shape: int) -> Tensor:
     return torch.ones(*shape, dtype=torch.long)
 
 
+def _padding(recipe: Recipe) -> Tensor:
+    """One for each sample of sound that is none of the padding; of text, where padding counts, false."""
+    if "input_values" in recipe.parameters:
+        return _ones(BATCH, _waves(recipe).shape[-1])
+    return (
+        _ones(BATCH, LENGTH) if "input_features" in recipe.parameters else torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    )
+
+
 def _marked(count: int) -> Tensor:
     """Places of the text for features: the first ``count`` after the first token, i64[BATCH, LENGTH]."""
     place = torch.arange(LENGTH)
@@ -461,7 +482,7 @@ MAKERS: dict[str, Maker] = {
     "token_type_ids": lambda r: torch.zeros(BATCH, LENGTH, dtype=torch.long),
     "position_ids": lambda r: torch.arange(LENGTH).expand(BATCH, LENGTH).contiguous(),
     "cache_position": lambda r: torch.arange(LENGTH),
-    "padding_mask": lambda r: torch.zeros(BATCH, LENGTH, dtype=torch.bool),
+    "padding_mask": _padding,
     "bbox": _boxes,
     "inputs_embeds": _embedded,
     "shared_kv_states": _shared,
@@ -475,7 +496,11 @@ MAKERS: dict[str, Maker] = {
         LENGTH,
         r.size("encoder_hidden_size", "cross_attention_hidden_size", "hidden_size", "d_model", default=64),
     ),
-    "inputs": lambda r: r.normal(BATCH, LENGTH, r.size("d_model", default=64)),
+    "inputs": lambda r: (
+        r.normal(BATCH, SAMPLES)
+        if r.family == "speech-encoder-decoder"
+        else r.normal(BATCH, LENGTH, r.size("d_model", default=64))
+    ),
     "aatype": lambda r: r.below(20, BATCH, LENGTH),
     # images
     "pixel_values": _pixels,
@@ -493,7 +518,7 @@ MAKERS: dict[str, Maker] = {
     "grid_thw": _grid,
     "image_grid_hws": lambda r: _grid(r)[:, 1:],
     "spatial_shapes": lambda r: torch.tensor([[4, 4]] * BATCH),
-    "pixel_attention_mask": lambda r: _ones(BATCH, 16) if _LISTED & r.parameters.keys() else None,
+    "pixel_attention_mask": _seen,
     "pixel_position_ids": _places,
     "image_position_ids": _places,
     "image_sizes": lambda r: torch.tensor([list(r.sides)] * BATCH) if _is_sized(r) else None,
@@ -517,6 +542,12 @@ MAKERS: dict[str, Maker] = {
     "audio_mel": _spectra,
     "audio_mel_mask": lambda r: torch.zeros(BATCH, FRAMES, dtype=torch.bool),
     "input_values": _waves,
+    "decoder_input_values": lambda r: r.normal(
+        BATCH,
+        TARGETS,
+        r.size("hidden_size" if type(r.model).__name__ == "SpeechT5Model" else "num_mel_bins", default=80),
+    ),
+    "speaker_embeddings": lambda r: r.normal(BATCH, r.size("speaker_embedding_dim", default=512)),
     "speech_inputs": lambda r: r.normal(BATCH, SAMPLES),
     "spectrogram": lambda r: r.normal(BATCH, LENGTH, r.size("model_in_dim", "num_mel_bins", default=80)),
     "audio_codes": lambda r: r.below(16, BATCH, r.size("num_codebooks", "num_quantizers", default=4), TARGETS),

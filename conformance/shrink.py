@@ -198,7 +198,7 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"intermediate|ffn|mlp_dim|d_ff$|d_inner|feed_?forward|inner_dim|mlp_hidden", _at_most(FEED_FORWARD)),
         (r"in_channels$|input_dim$|num_mel|latent_channels|kernel|stride|feature_size$|^channels$|_dim_ratio|partial", _keep),
         (
-            r"hidden_size|d_model|n_embd|embed_dim|embedding_size|_dim$|^dim$|_proj_dims$|_channels$|width$|projection|^hidden_dims$",
+            r"hidden_size|d_model|n_embd|embed_dim|embedding_size|_dim$|_dimension$|^dim$|_proj_dims$|_channels$|width$|projection|^hidden_dims$",
             _width,
         ),
     )
@@ -243,6 +243,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "DPTConfig": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
     "BeitConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "Data2VecVisionConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "ClvpConfig": {"speech_config": Inner(vocab_size=VOCABULARY)},
     "CvtConfig": {"depth": [1, 2, 3]},
     "DINOv3ViTConfig": {"pos_embed_rescale": None},  # drawn anew in every training step
     "EfficientNetConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
@@ -288,6 +289,10 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "MuseSparkConfig": {"out_hidden_size": 4 * WIDTH},
     "PeVideoEncoderConfig": {"vision_config": _SMALL_VIT},
     "PerceptionLMConfig": {"vision_config": _SMALL_VIT},
+    "PPDocLayoutV2Config": {"class_thresholds": [0.5] * 25},
+    "PaddleOCRTextConfig": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [2, 3, 3]},
+    },
     "PPOCRV5ServerDetConfig": _TEXT_LINES,
     "PPOCRV6MediumDetConfig": _TEXT_LINES,
     "Qwen4ExpTextConfig": {
@@ -332,6 +337,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
+    "NemotronH_Omni_Reasoning_V3_Config": {"audio_config": Inner(projection_hidden_size=WIDTH)},
     "NemotronConfig": {"num_key_value_heads": 2, "head_dim": HEAD_DIM},
     "LayoutLMv3Config": {"coordinate_size": 12, "shape_size": 8, "input_size": 64},
     "LiltConfig": {"hidden_size": 96},
@@ -349,16 +355,18 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "Qwen3OmniMoeThinkerConfig": {"vision_start_token_id": 400},
     "Qwen3OmniMoeTalkerTextConfig": {"shared_expert_intermediate_size": WIDTH},
     "ReformerConfig": {"axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 48]},
+    "Sam3TrackerConfig": {"vision_config": Inner(backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]])},
     "SegGptConfig": {
         "num_hidden_layers": 4,
         "intermediate_hidden_state_indices": [0, 1, 2, 3],
-        "merge_index": 1,
+        "merge_index": 0,
         "pretrain_image_size": 64,
     },
     "ShieldGemma2Config": {"yes_token_index": 5, "no_token_index": 6},
     "SwinConfig": {"window_size": 2},
     "MaskFormerSwinConfig": {"window_size": 2},
     "SuperPointConfig": {"keypoint_decoder_dim": 65},
+    "T5Gemma2TextConfig": {"dropout_rate": 0.0},
     "TvpConfig": {"max_img_size": 64, "visual_prompt_size": 8},
     "PerceiverConfig": {
         "num_latents": 16,
@@ -381,10 +389,20 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "CHMv2Config": {"reassemble_factors": [4, 2, 1, 0.5], "post_process_channels": [16, 32, 64, 64]},
     "ClapAudioConfig": {"hidden_size": 32, "patch_embeds_hidden_size": 16},
     "MPNetConfig": {"relative_attention_num_buckets": 32},
+    "DeepseekOcr2SamVisionConfig": {"downsample_channels": [32, WIDTH]},
+    "UnlimitedOcrSamVisionConfig": {"downsample_channels": [32, WIDTH]},
+    "Dots3NoteVisionConfig": {
+        "mlp_layer_types": ["dense", "sparse"],
+        "num_hidden_layers": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "DeepseekVLHybridConfig": {"high_res_vision_config": Inner(global_attn_indexes=[0])},
     "DepthProConfig": {
         "patch_size": 64,
         "intermediate_hook_ids": [1, 0],
+        "intermediate_feature_dims": [32, 32],
+        "scaled_images_feature_dims": [WIDTH, WIDTH, 32],
         **{f"{part}_model_config": Inner(image_size=64) for part in ("image", "patch", "fov")},
     },
     "DetrConfig": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
@@ -400,7 +418,9 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
 
 _IGNORED = "ignore_keys_at_rope_validation"
 _LOOKED_AT = frozenset({"out_indices", "out_features"})  # as deep as the small backbone is
-_PLACEHOLDERS = frozenset({"image_token_id", "image_token_index", "audio_token_id", "video_token_id"})
+_PLACEHOLDERS = frozenset(
+    {"image_token_id", "image_token_index", "audio_token_id", "video_token_id", "video_token_index"}
+)
 _DERIVED = frozenset(
     {"model_args", "image_grid_pinpoints"}
 )  # not made from other fields, though there is none by default
@@ -422,8 +442,25 @@ def default(config_class: Callable[..., Config]) -> Config:
     return config_class(**copy.deepcopy(dict(_STARTS.get(config_class.__name__, {}))))
 
 
+_HEAD = Inner(
+    upsample_out_channels=[32, 16], upsample_kernel_sizes=[4, 4], conv_out_channels=[16], conv_kernel_sizes=[1]
+)
 # What a model asks of its configuration, where others of its family ask for something else.
 FOR_MODELS: Mapping[str, Mapping[str, Any]] = {
+    "Blip2ForImageTextRetrieval": {"qformer_config": Inner(use_qformer_text_input=True)},
+    "Sapiens2ForImageMatting": {"head_config": _HEAD},
+    "Sapiens2ForNormalEstimation": {"head_config": _HEAD},
+    "Sapiens2ForPointmapEstimation": {
+        "head_config": Inner(
+            _HEAD,
+            scale_conv_out_channels=[16],
+            scale_conv_kernel_sizes=[1],
+            scale_final_input_size=256,
+            scale_final_hidden_sizes=[16, 8],
+        )
+    },
+    "Sapiens2ForPoseEstimation": {"head_config": _HEAD},
+    "Sapiens2ForSemanticSegmentation": {"head_config": _HEAD},
     "ReformerModelWithLMHead": {"is_decoder": True, "local_num_chunks_after": 0, "lsh_num_chunks_after": 0},
     "T5GemmaEncoderModel": {"is_encoder_decoder": False},
 }
