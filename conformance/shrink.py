@@ -569,7 +569,7 @@ class _Walk:
 
 def _part_left_out(config: Config, name: str) -> Config | None:
     """The configuration of a part that is optional and not there by default: an encoder of images, or of sounds."""
-    spec = getattr(type(config), "sub_configs_defaults", {}).get(name)
+    spec: Any = getattr(type(config), "sub_configs_defaults", {}).get(name)
     if not getattr(spec, "optional", False):
         return None
     return spec.get_config_class(spec.model_type)(**spec.init_kwargs)
