@@ -160,6 +160,7 @@ _HEADS = re.compile(
 )
 # What has a width that is no number of channels: of tokens, of heads, of coordinates.
 _TOKENS = re.compile(r"linear_tokens|mlp_tokens|meta_mlp|cpb_mlp|rel_pos|attn\.proj_[lw]$")
+_HEAD_NORMS = re.compile(r"(^|\.)[qk]_norm$")
 _BY_HEAD = re.compile(r"bias_table|attention_bias|relative_position|temperature|logit_scale|gating")
 
 
@@ -237,25 +238,33 @@ def narrow(model: nn.Module, by: int | None = None) -> int:
     done: dict[int, nn.Parameter] = {}
     first = next(m for m in model.modules() if isinstance(m, (_ConvNd, nn.Linear)))
 
-    def small(size: int) -> int:
+    def narrowed(size: int) -> int:
         return size // by if size in widths else size
 
+    def divided(size: int) -> int:
+        return size // by if size % by == 0 else size
+
     for path, module in model.named_modules():
-        if _TOKENS.search(path):
-            continue
-        outer = module is first or _PROJECTIONS.search(path) is not None
-        shapes = _shapes(module, small, outer)
-        for name, parameter in list(module._parameters.items()):
-            if parameter is None or _BY_HEAD.search(name):
-                continue
-            if id(parameter) not in done:
-                done[id(parameter)] = _cut(parameter, shapes.get(name) or _resized(module, parameter, small))
-            module._parameters[name] = done[id(parameter)]
-        for name, buffer in list(module._buffers.items()):
-            if buffer is not None and buffer.dim() == 1 and buffer.is_floating_point():
-                module._buffers[name] = buffer[: small(len(buffer))].clone()
-        _attributes(module, small, by, outer)
+        if not _TOKENS.search(path):
+            small = divided if _HEAD_NORMS.search(path) else narrowed
+            outer = module is first or _PROJECTIONS.search(path) is not None
+            _parameters(module, small, outer, done)
+            _attributes(module, small, by, outer)
     return by
+
+
+def _parameters(module: nn.Module, small: Callable[[int], int], outer: bool, done: dict[int, nn.Parameter]) -> None:
+    """Its own parameters, those that it shares with another module once, and vectors that are beside them."""
+    shapes = _shapes(module, small, outer)
+    for name, parameter in list(module._parameters.items()):
+        if parameter is None or _BY_HEAD.search(name):
+            continue
+        if id(parameter) not in done:
+            done[id(parameter)] = _cut(parameter, shapes.get(name) or _resized(module, parameter, small))
+        module._parameters[name] = done[id(parameter)]
+    for name, buffer in list(module._buffers.items()):
+        if buffer is not None and buffer.dim() == 1 and buffer.is_floating_point():
+            module._buffers[name] = buffer[: small(len(buffer))].clone()
 
 
 def _resized(module: nn.Module, parameter: nn.Parameter, small: Callable[[int], int]) -> tuple[int, ...]:

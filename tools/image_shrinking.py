@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["SHORT", "SIDES", "options_of", "shrink_of"]
+__all__ = ["SHORT", "SIDES", "as_vit", "options_of", "shrink_of"]
 
 _SIDE = 64
 # What keeps its channels, and why: how ``builder/family`` or ``builder/architecture`` begins.
@@ -52,6 +52,12 @@ SHORT: Mapping[str, str] = {
     "timm/tf_efficientnet_cc": "kernels are mixed from tables of them",
     "timm/tf_mixnet": "channels are split into a part for each size of kernel",
     "timm/tresnet": "space becomes channels in it",
+    "timm/vit_5b_patch16_sapiens2": "its constructor makes it narrow",
+    "timm/vit_base_patch16_sapiens2": "its constructor makes it narrow",
+    "timm/vit_giant_patch16_sapiens2": "its constructor makes it narrow",
+    "timm/vit_huge_patch16_sapiens2": "its constructor makes it narrow",
+    "timm/vit_large_patch16_sapiens2": "its constructor makes it narrow",
+    "timm/vit_dpwee": "the difference of two attentions is normalised by head",
     "timm/volo": "an attention's weights, of every pair of places in a window, are a number of features",
     "timm/xcit_nano": "its encoding of positions is as wide as some channels",
 }
@@ -76,6 +82,25 @@ SIDES: Mapping[str, tuple[int, str]] = {
     "torchvision/maxvit": (224, "windows of 7x7 places after five halvings"),
 }
 
+# Vision transformers of timm that are not made from other depth, width and heads: what their names contain, a side, and why.
+_NO_VIT: Mapping[str, tuple[int, str]] = {
+    "naflexvit": (64, "settings are in an object"),
+    "_sapiens2": (64, "heads are given for each block"),
+    "vit_giant_patch14_": (70, "width and feed-forward have a ratio that is for its own width"),
+    "pwee_patch16": (64, "its blocks have no attention of the usual name"),
+    "_r_s16_p8": (256, "patches of what is halved four times before"),
+    "_mci_": (64, "convolutions come first"),
+}
+# Other settings of a constructor: of some blocks of these the queries are grouped.
+_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "_sapiens2": {"img_size": 64, "embed_dim": 64, "depth": 3, "num_heads": 4, "num_kv_heads": [4, 2, 4]},
+}
+
+
+def as_vit(architecture: str, fits: bool) -> bool:
+    """Whether an architecture of timm is given other depth, width and heads; its family ``fits`` that in general."""
+    return fits and not any(part in architecture for part in _NO_VIT)
+
 
 def shrink_of(builder: str, *names: str) -> str:
     """The shrinking of an architecture, ``short`` or ``narrow``, by its name or its family's."""
@@ -84,8 +109,13 @@ def shrink_of(builder: str, *names: str) -> str:
 
 def options_of(builder: str, *names: str, sized: bool = False) -> dict[str, Any]:
     """Settings of a program beside its shrinking. ``sized`` is for a constructor that asks for the side of the image."""
+    for part, settings in _SETTINGS.items():
+        if any(part in name for name in names):
+            return dict(settings)
     sides = [side for start, (side, _) in SIDES.items() if any(f"{builder}/{name}".startswith(start) for name in names)]
-    side = max(sides, default=_SIDE)
+    others = [side for part, (side, _) in _NO_VIT.items() if any(part in name for name in names)]
+    side = max(sides + others, default=_SIDE)
+    sized = (sized or bool(others)) and not any("naflexvit" in name for name in names)
     if sized:
         return {"img_size": side}
     return {"side": side} if sides else {}

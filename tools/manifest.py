@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.diffusers_models import DIFFUSERS
-from tools.image_shrinking import options_of, shrink_of
+from tools.image_shrinking import as_vit, options_of, shrink_of
 from tools.layout import ROOT
 
 __all__ = ["installed_programs", "jsonl", "main", "rendered"]
@@ -214,7 +214,7 @@ def _timm() -> Iterator[_Found]:
         configs: dict[str, Any] = {tag: get_pretrained_cfg(tag) for tag in tags}
         family = model_entrypoint(architecture).__module__.rpartition(".")[2]
         first = next(iter(configs.values()))
-        shrink = "vit" if family in _VITS else shrink_of("timm", architecture)
+        shrink = "vit" if as_vit(architecture, family in _VITS) else shrink_of("timm", architecture)
         task = "image-classification" if first.num_classes else "image-features"
         models = [
             _model(config.hf_hub_id, "hub", "timm", config.license)
