@@ -292,6 +292,7 @@ def _shapes(module: nn.Module, small: Callable[[int], int], first: bool) -> dict
         groups = ins
     else:
         groups = math.gcd(groups, ins, outs)
+        groups = groups if groups <= 2 or groups < ins else groups // 2  # several channels stay several
     module.groups = groups
     kernel = tuple(module.kernel_size)
     pair = (ins, outs // groups) if isinstance(module, _ConvTransposeNd) else (outs, ins // groups)

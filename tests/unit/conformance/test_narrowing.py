@@ -62,6 +62,13 @@ def test_the_narrowest_keeps_sixteen(width, by):
     assert narrowing.factor(network(width, 1, 1)) == by
 
 
+def test_groups_of_channels_are_no_single_channels():
+    """32 groups of four channels, of which an eighth of the channels are left, become groups of two."""
+    model = nn.Sequential(nn.Conv2d(3, 128, 1), nn.Conv2d(128, 128, 3, groups=32), nn.Conv2d(128, 128, 3, groups=128))
+    narrowing.narrow(model, 8)
+    assert [(c.in_channels, c.groups) for c in model] == [(3, 1), (16, 8), (16, 16)]
+
+
 def test_other_kinds_change_nothing():
     """A program of another kind is built as the library has it."""
     model = network(64, 5, 1)
