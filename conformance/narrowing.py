@@ -292,7 +292,8 @@ def _shapes(module: nn.Module, small: Callable[[int], int], first: bool) -> dict
         groups = ins
     else:
         groups = math.gcd(groups, ins, outs)
-        groups = groups if groups <= 2 or groups < ins else groups // 2  # several channels stay several
+        if groups == ins:  # several channels of a group stay several, where the groups can stay so too
+            groups = next((groups // divisor for divisor in range(2, groups) if groups % divisor == 0), groups)
     module.groups = groups
     kernel = tuple(module.kernel_size)
     pair = (ins, outs // groups) if isinstance(module, _ConvTransposeNd) else (outs, ins // groups)
