@@ -30,7 +30,7 @@ from emutpu.backend.options import LOCAL
 from emutpu.backend.pjrt import Buffer, ErrorBuffer, PjrtError
 from emutpu.backend.rng import draw
 from emutpu.backend.runtime import runtime
-from emutpu.backend.storage import cell_of, wrap
+from emutpu.backend.storage import cell_of
 from emutpu.backend.strict import Entry, Signature, argument_kind, miss
 from emutpu.backend.views import View, partly_overlaps
 
@@ -252,7 +252,6 @@ class Kernel:
             "target": _target,
             "unready": frozenset({type(None), Pending}),
             "whole": _WHOLE,
-            "wrap": wrap,
             **{f"default_{a.name}": a.default_value for a in self.op._schema.arguments if a.has_default_value()},
         }
         exec(compile(self.source, f"<emutpu kernel {self.name}>", "exec"), namespace)  # noqa: S102  # our own text
@@ -518,17 +517,17 @@ class _Source:
     def _results(self) -> None:
         signature = self.signature
         if signature.fresh_list:
-            fresh = ["[wrap(next(n), *s, g) for s in e.outputs]"]
+            fresh = ["[w(next(n), g) for w in e.wrappers]"]
         else:
             fresh = [f"t{index}" for index in range(len(signature.fresh))]
         if len(signature.fresh) == 1 and not signature.fresh_list and not signature.targets:
-            self._add(1, "return e.wrap(r[0], g)")
+            self._add(1, "return e.wrappers[0](r[0], g)")
             return
         self._add(1, "n = iter(r)")
         if not signature.fresh_list:
             for index, name in enumerate(fresh):
-                self._add(1, f"s = e.outputs[{index}]")
-                self._add(1, f"{name} = None if s is None else wrap(next(n), *s, g)")
+                self._add(1, f"w = e.wrappers[{index}]")
+                self._add(1, f"{name} = None if w is None else w(next(n), g)")
         if signature.targets:
             self._add(1, "l = iter(e.layouts)")
         for x in signature.targets:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEVICE",
+    "Wrapper",
     "Wraps",
     "cell_of",
     "contiguous_strides",
@@ -47,6 +48,8 @@ set_storage = torch.library.get_kernel("aten::set_.source_Storage_storage_offset
 
 Wraps: TypeAlias = tuple[Layout, int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 """What :func:`wrap` needs to know of a tensor: layout, bytes of the storage, dtype, size and stride."""
+Wrapper: TypeAlias = Callable[["Buffer", "Origin"], torch.Tensor]
+"""What makes a fresh tensor of a launch's result, from the value and who issued it."""
 
 # By its unregistered name this is the same device; it can be made before the backend is renamed to "tpu".
 DEVICE = torch.device("privateuseone", 0)
@@ -144,7 +147,7 @@ def wrap(
     stride: tuple[int, ...],
     origin: Origin | None,
 ) -> torch.Tensor:
-    """A fresh tensor that owns ``value`` (None: zeros): the end of every launch, so written out flat.
+    """A fresh tensor that owns ``value`` (None: zeros).
 
     PyTorch makes the tensor with a storage of no bytes at no address. It is given those of another: ``set_`` would take
     longer than all the rest (1.8 us of 3.7).
@@ -159,10 +162,8 @@ def wrap(
     return tensor
 
 
-def wrapper(
-    layout: Layout, nbytes: int, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]
-) -> Callable[[Buffer, Origin], torch.Tensor]:
-    """:func:`wrap` for results that are all alike: the end of most launches, so nothing is called that can be in line."""
+def wrapper(layout: Layout, nbytes: int, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> Wrapper:
+    """:func:`wrap` for results that are all alike: the end of every launch, so nothing is called that can be in line."""
     space, length = _space, (nbytes + _ALIGNMENT) // _ALIGNMENT * _ALIGNMENT
     end = space.end
     create, construct, swap = _create_empty, _construct_storage, _swap_memory

@@ -21,7 +21,7 @@ from emutpu.backend.lowering._registry import Context, Lowering, OutputSpec
 from emutpu.backend.options import EagerMode, Options
 from emutpu.backend.pjrt import Buffer, Executable, PjrtError
 from emutpu.backend.runtime import runtime
-from emutpu.backend.storage import contiguous_strides, physical_dims, span, storage_order, wrapper
+from emutpu.backend.storage import Wrapper, Wraps, contiguous_strides, physical_dims, span, storage_order, wrapper
 from emutpu.backend.views import View
 
 __all__ = ["Entry", "OpModule", "Signature", "argument_kind", "miss"]
@@ -123,32 +123,26 @@ class Signature:
 class Entry:
     """A loaded executable, or a way to record the op for later, and how its results become tensors.
 
-    ``outputs`` are (layout, nbytes, dtype, size, stride) of fresh results, None for undefined ones; ``layouts`` gives the
+    ``wrappers`` make tensors of the fresh results, None for undefined ones, from their ``outputs``; ``layouts`` gives the
     new layouts of the written cells, in the order of the targets; ``base`` tells that targets' old values are passed
     last; ``draws`` how many random numbers a launch takes; ``numbers`` the integer results. With ``record`` nothing is
-    launched: it takes the values and the origin, and gives pending values. ``wrap`` makes the tensor of a launch's only
-    result.
+    launched: it takes the values and the origin, and gives pending values.
     """
 
     launch: Launch
     executable: Executable | None
     key: Key
-    outputs: list[tuple[Layout, int, torch.dtype, tuple[int, ...], tuple[int, ...]] | None]
+    outputs: dataclasses.InitVar[Sequence[Wraps | None]]
     layouts: list[Layout]
     base: bool
     draws: int
     numbers: tuple[int, ...] = ()
     calls: int = 0
     record: Record | None = None
-    wrap: Callable[[Buffer, Origin], torch.Tensor] = dataclasses.field(init=False)
+    wrappers: tuple[Wrapper | None, ...] = dataclasses.field(init=False)
 
-    def __post_init__(self) -> None:
-        single = self.outputs[0] if len(self.outputs) == 1 else None
-        self.wrap = wrapper(*single) if single is not None else _several
-
-
-def _several(value: Buffer, origin: Origin) -> torch.Tensor:
-    raise AssertionError("a launch with one result was expected")
+    def __post_init__(self, outputs: Sequence[Wraps | None]) -> None:
+        self.wrappers = tuple(None if output is None else wrapper(*output) for output in outputs)
 
 
 # --------------------------------------------------------------------------------------------------- the miss

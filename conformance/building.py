@@ -124,7 +124,7 @@ _LABELLED = ("causal-lm", "masked-lm", "seq-to-seq-causal-lm")
 def _transformers(program: Program) -> Built:
     import transformers
 
-    from emutpu.conformance.shrink import shrunk
+    from emutpu.conformance.shrink import default, shrunk
 
     if program.architecture in _NO_RECIPE:
         raise NoRecipe(_NO_RECIPE[program.architecture])
@@ -133,7 +133,8 @@ def _transformers(program: Program) -> Built:
     # A class for the text part of a multimodal model has a configuration of its own.
     config_class = model_class.config_class or transformers.CONFIG_MAPPING[program.options["model_type"]]
     try:
-        model = model_class(shrunk(config_class(), narrow=program.shrink != "depth"))
+        small = shrunk(default(config_class), narrow=program.shrink != "depth", model=program.architecture)
+        model = model_class(small)
     except ImportError as error:  # of a library that the class stands on
         raise NoRecipe(str(error).strip().partition(" but")[0]) from error
     try:
@@ -142,8 +143,10 @@ def _transformers(program: Program) -> Built:
         raise NoRecipe(str(error)) from error
     labels = {}
     if program.task in _LABELLED and "labels" in _parameters(model):
-        labels["labels"] = arguments.get("decoder_input_ids", arguments.get("input_ids"))
-    generates = program.task in {"causal-lm", "seq-to-seq-causal-lm"} and model.can_generate()
+        labels["labels"] = inputs.labels(model, arguments)
+    # An assistant generates beside the larger model only, whose keys and values it takes.
+    alone = "shared_kv_states" not in arguments
+    generates = alone and program.task in {"causal-lm", "seq-to-seq-causal-lm"} and model.can_generate()
     return Built(model, arguments, labels, generates)
 
 
@@ -161,7 +164,8 @@ def _diffusers(program: Program) -> Built:
 
     if not program.options:
         raise NoRecipe("no small configuration of this diffusers class is written yet")
-    model = getattr(diffusers, program.architecture)(**program.options["config"])
+    config = {name: _parts(setting) for name, setting in program.options["config"].items()}
+    model = getattr(diffusers, program.architecture)(**config)
     generator = torch.Generator().manual_seed(program.seed)
     arguments = {name: inputs.written(entry, generator) for name, entry in program.options["inputs"].items()}
     if "timestep" in _parameters(model) and "timestep" not in arguments:
@@ -170,7 +174,32 @@ def _diffusers(program: Program) -> Built:
     return Built(model, arguments, {})
 
 
+def _parts(setting: Any) -> Any:
+    """The models that a setting lists by class and settings; any other setting as it is."""
+    import diffusers
+
+    if not isinstance(setting, list) or not setting or not isinstance(setting[0], dict) or "class" not in setting[0]:
+        return setting
+    return [getattr(diffusers, part["class"])(**part["config"]) for part in setting]
+
+
 # ------------------------------------------------------------------------------------------------ torchvision
+
+
+# Frames and side of a video where a network's own pooling or positions set the least.
+_VIDEOS = {"s3d": (16, 224), "mvit": (16, 224)}
+_FLOW_SIDE = 128  # the least side of pictures that flow is found between
+
+
+def _seen(program: Program) -> dict[str, Tensor]:
+    """A batch of images, one video f32[1, 3, frames, side, side], or one pair of images."""
+    if program.inputs == "video":
+        frames, side = next((size for name, size in _VIDEOS.items() if program.architecture.startswith(name)), (8, 64))
+        return {"x": inputs.image(3, side, program.seed, frames).transpose(0, 1).unsqueeze(0)}
+    if program.inputs == "image-pair":
+        first, second = inputs.image(3, _FLOW_SIDE, program.seed).split(1)
+        return {"image1": first, "image2": second}
+    return {"x": inputs.image(3, inputs.SIDE, program.seed)}
 
 
 def _torchvision(program: Program) -> Built:
@@ -178,11 +207,9 @@ def _torchvision(program: Program) -> Built:
 
     if program.task == "object-detection":
         raise NoRecipe("torchvision's compiled operators (nms, roi_align) are not there beside a CPU build of torch")
-    if program.inputs != "image":
-        raise NoRecipe(f"no recipe for inputs of the kind {program.inputs!r} yet")
     backbone = {"weights_backbone": None} if program.task == "semantic-segmentation" else {}
     model = models.get_model(program.architecture, weights=None, **backbone)
-    return Built(model, {"x": inputs.image(3, inputs.SIDE, program.seed)}, {})
+    return Built(model, _seen(program), {})
 
 
 def _library(make: Callable[[Program], tuple[nn.Module, dict[str, Any]]]) -> Callable[[Program], Built]:

@@ -8,15 +8,16 @@ everything else f32.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from emutpu.conformance.placeholders import placed
+from emutpu.conformance.placeholders import companions, placed
 from emutpu.conformance.recipes import BATCH, LENGTH, MAKERS, SIDE, Recipe
 
-__all__ = ["BATCH", "LENGTH", "SIDE", "Recipe", "UnknownArgument", "for_signature", "image", "written"]
+__all__ = ["BATCH", "LENGTH", "SIDE", "Recipe", "UnknownArgument", "for_signature", "image", "labels", "written"]
 
 
 class UnknownArgument(TypeError):
@@ -73,6 +74,23 @@ _INSTEAD = {
     "perceiver": (("inputs", "input_ids"), ("inputs", "pixel_values")),
     "pop2piano": (("input_ids", "input_features"),),
 }
+# Families whose arguments all have defaults, and which refuse to run without these.
+_ASKED = {
+    "gemma4_assistant": ("inputs_embeds", "shared_kv_states"),
+    "gemma4_unified_assistant": ("inputs_embeds", "shared_kv_states"),
+}
+# Classes that use an argument, though its default is None.
+_ALSO = {
+    "Blip2ForImageTextRetrieval": ("attention_mask",),
+    "ColQwen2ForRetrieval": ("image_grid_thw",),
+    "CsmForConditionalGeneration": ("input_values_cutoffs",),
+    "SpeechT5Model": ("decoder_input_values",),
+    "SpeechT5ForTextToSpeech": ("decoder_input_values", "speaker_embeddings"),
+    "Kosmos2Model": ("image_embeds_position_mask",),
+    "Kosmos2ForConditionalGeneration": ("image_embeds_position_mask",),
+}
+# The class reads a field of its text model's answer that the answer has not; as a tuple it has none.
+_CONSTANTS = {"Llama4ForConditionalGeneration": {"return_dict": False}}
 _FROM_THE_INPUT = ("ForSequenceClassification", "ForQuestionAnswering")  # their decoders start from the input itself
 
 
@@ -80,13 +98,10 @@ def for_signature(model: nn.Module, seed: int) -> dict[str, Any]:
     """Keyword arguments of ``model.forward``. Raises UnknownArgument for one that it needs and the table has not."""
     recipe = Recipe(model, seed)
     found: dict[str, Any] = {}
-    for name in _wanted(recipe):
-        if name not in MAKERS:
-            raise UnknownArgument(f"{type(model).__name__}.forward needs {name!r}, for which the suite has no recipe")
-        made = MAKERS[name](recipe)
-        if made is not None:
-            found[name] = made
+    _make(recipe, _wanted(recipe), found)
+    _make(recipe, companions(recipe, found), found)
     placed(recipe, found)
+    found |= _CONSTANTS.get(type(model).__name__, {})
     if "input_values" in found and "audio_codes" not in _needed(recipe):
         found.pop("audio_codes", None)  # what a codec made of them earlier
     for name, other in _INSTEAD.get(recipe.family, ()):
@@ -94,9 +109,30 @@ def for_signature(model: nn.Module, seed: int) -> dict[str, Any]:
             found.pop(name, None)
     if type(model).__name__.endswith("ForMultipleChoice"):
         found = {name: value.unsqueeze(1).repeat(1, 2, *[1] * (value.dim() - 1)) for name, value in found.items()}
+    if recipe.family == "tvp":  # its positions fit a batch of one alone
+        found = {name: value[:1] for name, value in found.items()}
     if "use_cache" in recipe.parameters:
         found["use_cache"] = False
     return found
+
+
+def labels(model: nn.Module, arguments: Mapping[str, Any]) -> Any:
+    """The targets of a language model: the ids that it reads; with codebooks last, i64[BATCH, length, books], where it has several."""
+    ids = arguments.get("decoder_input_ids", arguments.get("input_ids"))
+    if type(model).__name__ in {"MusicgenForCausalLM", "MusicgenMelodyForCausalLM"}:
+        return ids.reshape(BATCH, -1, ids.shape[-1]).transpose(1, 2)
+    return ids
+
+
+def _make(recipe: Recipe, names: list[str], found: dict[str, Any]) -> None:
+    """Add arguments of these names to those that were ``found``."""
+    for name in names:
+        if name not in MAKERS:
+            owner = type(recipe.model).__name__
+            raise UnknownArgument(f"{owner}.forward needs {name!r}, for which the suite has no recipe")
+        made = MAKERS[name](recipe)
+        if made is not None:
+            found[name] = made
 
 
 def _needed(recipe: Recipe) -> set[str]:
@@ -112,11 +148,17 @@ def _wanted(recipe: Recipe) -> list[str]:
     parameters, model = recipe.parameters, recipe.model
     main = getattr(model, "main_input_name", _GENERAL)
     needed = _needed(recipe)
-    wanted = [name for name in parameters if name in needed or name in {main, *_MODALITIES} or name == _GENERAL]
+    asked = _ASKED.get(recipe.family)
+    if asked is not None:
+        return [name for name in asked if name in parameters]
+    mains = {main} if isinstance(main, str) else set(main)
+    wanted = [name for name in parameters if name in needed or name in mains | {*_MODALITIES, _GENERAL}]
+    wanted += [name for name in _ALSO.get(type(model).__name__, ()) if name in parameters]
     for name in list(wanted):
         wanted += [companion for companion in _COMPANIONS.get(name, ()) if companion in parameters]
     starts = type(model).__name__.endswith(_FROM_THE_INPUT) and "decoder_input_ids" not in needed
-    decodes = (recipe.is_encoder_decoder and not starts) or type(model).__name__ == "BlipForQuestionAnswering"
+    asks = type(model).__name__ == "BlipForQuestionAnswering" or recipe.family == "diffusion_gemma"  # it draws its own
+    decodes = (recipe.is_encoder_decoder and not starts) or asks
     if decodes and "decoder_input_ids" in parameters:
         wanted.append("decoder_input_ids")
     return list(dict.fromkeys(wanted))

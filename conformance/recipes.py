@@ -20,9 +20,17 @@ SAMPLES = 4000
 _FIRST_TOKEN = 5  # the special ones come before
 
 _NESTED = (
-    "text_config", "vision_config", "audio_config", "encoder", "decoder", "encoder_config", "decoder_config",
+    "text_config", "vision_config", "audio_config", "encoder", "decoder", "encoder_config", "decoder_config", "asr_config", "diarization_config",
     "backbone_config", "thinker_config", "vlm_config", "vision_encoder_config", "prompt_encoder_config",
 )  # fmt: skip
+
+
+# Of families that read one line of text, or put two pictures above each other.
+_SIDES = {"pp_ocrv5_mobile_rec": (96, 96), "seggpt": (64, 64), "depth_pro": (256, 256)}
+
+
+def _is_config(value: Any) -> bool:
+    return hasattr(value, "model_type") and not isinstance(value, type)
 
 
 class Recipe:
@@ -64,17 +72,17 @@ class Recipe:
         return default
 
     def configs(self) -> Iterator[Any]:
-        """This configuration and the nested ones."""
+        """This configuration, the nested ones, and those nested in them."""
         yield self.config
-        for name in _NESTED:
-            nested = getattr(self.config, name, None)
-            if nested is not None and not isinstance(nested, (int, str, dict, list, tuple)):
-                yield nested
+        nested = [found for name in _NESTED if _is_config(found := getattr(self.config, name, None))]
+        yield from nested
+        for outer in nested:
+            yield from (inner for inner in vars(outer).values() if _is_config(inner))
 
     @property
     def vision(self) -> Any:
         """The configuration of the part that sees."""
-        for name in ("vision_config", "vision_encoder_config", "thinker_config"):
+        for name in ("vision_config", "vision_encoder_config", "thinker_config", "vlm_config"):
             nested = getattr(self.config, name, None)
             if nested is not None and not isinstance(nested, dict):
                 return getattr(nested, "vision_config", nested)
@@ -101,9 +109,14 @@ class Recipe:
     @property
     def sides(self) -> tuple[int, int]:
         """Height and width of an image."""
+        if self.family in _SIDES:
+            return _SIDES[self.family]
+        if self.family in _SIDES:
+            return _SIDES[self.family]
         for config in (self.vision, *self.configs()):
+            made = getattr(config, "model_args", None) or {}  # of a timm model
             for name in ("image_size", "img_size"):
-                value = getattr(config, name, None)
+                value = made.get(name, getattr(config, name, None))
                 if isinstance(value, int) and value:
                     return value, value
                 if isinstance(value, (list, tuple)) and value:
@@ -145,7 +158,7 @@ def _grid(recipe: Recipe) -> Tensor:
 
 def _gridded(recipe: Recipe) -> Tensor:
     """The patches of all images in one row, flattened: f32[patches, channels * times * side * side]."""
-    times = getattr(recipe.vision, "temporal_patch_size", None)
+    times = getattr(recipe.vision, "temporal_patch_size", getattr(recipe.vision, "patch_temporal", None))
     size = recipe.channels * (times if isinstance(times, int) else 1) * _patch(recipe) ** 2
     return recipe.normal(BATCH * _grid_side(recipe) ** 2, size)
 
@@ -156,8 +169,9 @@ _VIDEO = ("instructblipvideo", "timesformer", "vivit", "videomae", "vjepa", "vid
 # Families that cut an image into tiles, f32[batch, tiles, channels, height, width].
 _TILED = (
     "idefics", "smolvlm", "modernvbert", "ultra", "colmodernvbert", "inkling", "llava_next", "llava_onevision", "granite4_vision",
-    "cohere2_vision", "aya_vision",
+    "cohere2_vision", "aya_vision", "granite_docling",
 )  # fmt: skip
+_TOLD = ("emu3", "apertus1p5")  # sizes of whole pictures
 _SIZED = ("llava_next", "llava_onevision", "granite4_vision", "phi4_multimodal")
 _PAIRS = ("superglue", "lightglue", "efficientloftr")
 _BARE_TILES = ("cohere2_vision", "aya_vision")  # tiles of all images in one row, as other families have whole images
@@ -165,7 +179,7 @@ _BARE_TILES = ("cohere2_vision", "aya_vision")  # tiles of all images in one row
 
 def _is_sized(recipe: Recipe) -> bool:
     """Whether pictures of several sizes come padded to one: the sizes are told only then."""
-    return recipe.family.startswith(_SIZED) or getattr(recipe.vision, "model_type", None) == "pixtral"
+    return recipe.family.startswith(_SIZED + _TOLD) or getattr(recipe.vision, "model_type", None) == "pixtral"
 
 
 def _frames(recipe: Recipe) -> Tensor:
@@ -174,17 +188,46 @@ def _frames(recipe: Recipe) -> Tensor:
     return recipe.normal(BATCH, count, recipe.channels, *recipe.sides)
 
 
+def _patches(recipe: Recipe) -> Tensor:
+    """The patches of all images in one row, f32[patches, channels, side, side]."""
+    side = _patch(recipe)
+    return _gridded(recipe).reshape(-1, recipe.channels, side, side)
+
+
+def _squares(recipe: Recipe) -> Tensor:
+    """What becomes one token each, colours last: f32[tokens, side, side, channels]."""
+    side = _patch(recipe) * _merged(recipe)
+    return recipe.normal(BATCH * _grid_side(recipe) ** 2, side, side, recipe.channels)
+
+
+def _moving_squares(recipe: Recipe) -> Tensor:
+    """The same at two times: f32[tokens, times, side, side, channels]."""
+    side = _patch(recipe)
+    return recipe.normal(BATCH * 4, recipe.size("temporal_patch_size", default=2), side, side, recipe.channels)
+
+
+# Families whose images come in a form of their own.
+_OWN_PIXELS: tuple[tuple[str, Callable[[Recipe], Tensor]], ...] = (
+    ("fuyu", lambda r: r.normal(BATCH, 4, r.channels * _patch(r) ** 2)),
+    ("inkling2", _squares),
+    ("inkling", _moving_squares),
+    ("neomme", lambda r: r.normal(BATCH * 16, r.channels * _patch(r) ** 2)),
+    ("kimi", _patches),
+    ("colqwen2", lambda r: _gridded(r).reshape(BATCH, _grid_side(r) ** 2, -1)),
+    ("paddleocr_vl", _patches),
+)
+
+
 def _pixels(recipe: Recipe) -> Tensor:
     family, names = recipe.family, recipe.parameters.keys()
-    if family == "fuyu":
-        return recipe.normal(BATCH, 4, recipe.channels * _patch(recipe) ** 2)
-    if family.startswith("kimi"):
-        side = _patch(recipe)
-        return _gridded(recipe).reshape(-1, recipe.channels, side, side)
+    for prefix, own in _OWN_PIXELS:
+        if family.startswith(prefix):
+            return own(recipe)
     if _GRIDS & names:
         return _gridded(recipe)
     if _LISTED & names:
-        return recipe.normal(BATCH, 16, recipe.channels * _patch(recipe) ** 2)
+        side = recipe.size("model_patch_size", default=_patch(recipe))
+        return recipe.normal(BATCH, _listed_side(recipe) ** 2, recipe.channels * side**2)
     if "aspect_ratio_ids" in names:
         return recipe.normal(BATCH, 1, recipe.size("max_num_tiles", default=4), recipe.channels, *recipe.sides)
     if family.startswith(_VIDEO) or ("bool_masked_pos" in names and family == "videomae"):
@@ -202,15 +245,56 @@ def _hidden(recipe: Recipe, length: int = LENGTH) -> Tensor:
     return recipe.normal(BATCH, length, recipe.size("hidden_size", "d_model", "n_embd", default=64))
 
 
+def _embedded(recipe: Recipe) -> Tensor:
+    """Vectors in place of ids; an assistant gets a token's embedding and the larger model's state beside each other."""
+    wide = getattr(recipe.config, "backbone_hidden_size", None)
+    return recipe.normal(BATCH, 1, 2 * wide) if isinstance(wide, int) else _hidden(recipe)
+
+
+# Parts of codecs whose vectors are f32[BATCH, channels, length].
+_CHANNELS_FIRST = ("mimi", "pocket_tts", "vibevoice_acoustic")
+
+
+def _states(recipe: Recipe) -> Tensor:
+    states = _hidden(recipe)
+    return states.transpose(1, 2).contiguous() if recipe.family.startswith(_CHANNELS_FIRST) else states
+
+
 def _boxes(recipe: Recipe) -> Tensor:
     """Corners of text boxes, i64[BATCH, LENGTH, 4]."""
     corner = torch.randint(0, 50, (BATCH, LENGTH, 2), generator=recipe.generator)
-    return torch.cat([corner, corner + 20], -1)
+    boxes = torch.cat([corner, corner + 20], -1)
+    return boxes / 100 if recipe.family == "udop" else boxes  # a part of the page's side there
+
+
+def _listed_side(recipe: Recipe) -> int:
+    """Patches along a side of an image that comes as a list of them."""
+    pooled = getattr(recipe.vision, "pooling_kernel_size", None)
+    return 2 * pooled if isinstance(pooled, int) else 4
 
 
 def _places(recipe: Recipe) -> Tensor:
-    """Column and row of each of 16 patches, i64[BATCH, 16, 2]."""
-    return torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(BATCH, -1, -1).contiguous()
+    """Column and row of each patch, i64[BATCH, patches, 2]."""
+    places = torch.arange(_listed_side(recipe))
+    return torch.cartesian_prod(places, places).expand(BATCH, -1, -1).contiguous()
+
+
+def _seen(recipe: Recipe) -> Tensor | None:
+    """Which patches, or tiles, are none of the padding; None where images are not padded."""
+    if recipe.family.startswith("granite_docling"):
+        return torch.ones(BATCH, 1, dtype=torch.bool)
+    return torch.ones(BATCH, 16, dtype=torch.long) if _LISTED & recipe.parameters.keys() else None
+
+
+def _shared(recipe: Recipe) -> dict[str, tuple[Tensor, Tensor]]:
+    """Keys and values that a larger model made, by type of layer: f32[BATCH, heads, LENGTH, head width] each."""
+    text = text_part(recipe.config)
+    layers = {kind: text.per_layer_config[place] for place, kind in enumerate(text.layer_types)}
+    shapes = {kind: (layer.num_key_value_heads, layer.head_dim) for kind, layer in layers.items()}
+    return {
+        kind: (recipe.normal(BATCH, heads, LENGTH, width), recipe.normal(BATCH, heads, LENGTH, width))
+        for kind, (heads, width) in shapes.items()
+    }
 
 
 def _flattened(recipe: Recipe) -> Tensor:
@@ -231,7 +315,7 @@ def _masked(recipe: Recipe) -> Tensor:
 # Families whose spectra are f32[batch, bins, frames]; elsewhere frames come first.
 _BINS_FIRST = (
     "whisper", "qwen2_audio", "qwen2_5_omni", "qwen3_omni", "voxtral", "audioflamingo3", "glmasr", "moonshine", "clvp",
-    "qwen3_asr",
+    "qwen3_asr", "musicflamingo", "moss_transcribe",
 )  # fmt: skip
 _BINS = (
     "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim", "input_dim", "n_mels",
@@ -248,12 +332,23 @@ _CODECS = (
     "vibevoice_acoustic",
     "pe_audio",
     "omniasr",
+    "csm",
     "pocket_tts",
 )
 
 
+# Of families that get something else in place of a spectrum: frames of the wave itself, pitches, vectors.
+_BINS_ARE = {"gemma4_unified": "audio_embed_dim", "musicgen_melody": "num_chroma", "pop2piano": "d_model"}
+_STACKED = {"granite_speech5": 4, "granite_speech5_ctc": 4}  # frames that become one
+_BINS_OF = {"gemma4": 128, "embedding_gemma2": 128}  # of families without a setting for it
+
+
 def _bins(recipe: Recipe) -> int:
-    return recipe.size(*_BINS, default=80)
+    family = recipe.family.removesuffix("_audio").removesuffix("_encoder")
+    if family in _BINS_ARE:
+        return recipe.size(_BINS_ARE[family], default=80)
+    stacked = recipe.size("num_stacked_frames", default=_STACKED.get(family, 1))
+    return _BINS_OF[family] if family in _BINS_OF else stacked * recipe.size(*_BINS, default=80)
 
 
 def _spectra(recipe: Recipe) -> Tensor:
@@ -267,10 +362,13 @@ def _spectra(recipe: Recipe) -> Tensor:
     return recipe.normal(BATCH, _bins(recipe), min(frames, 256))
 
 
-def _spectra_mask(recipe: Recipe) -> Tensor:
+def _spectra_mask(recipe: Recipe) -> Tensor | None:
     spectra = _spectra(recipe)
     frames = spectra.shape[-1] if recipe.family.startswith(_BINS_FIRST) else spectra.shape[1]
-    return torch.ones(BATCH, frames, dtype=torch.long)
+    if recipe.family.startswith("granite_speech"):
+        return None  # of the features, which are fewer
+    indexes = recipe.family.startswith(("gemma", "embedding_gemma"))  # what is no padding
+    return torch.ones(BATCH, frames, dtype=torch.bool if indexes else torch.long)
 
 
 def _waves(recipe: Recipe) -> Tensor:
@@ -278,6 +376,10 @@ def _waves(recipe: Recipe) -> Tensor:
         return recipe.normal(BATCH, recipe.size("max_length", default=FRAMES), _bins(recipe))
     if recipe.family.startswith(_CODECS):
         return recipe.normal(BATCH, recipe.size("audio_channels", default=1), 3200)
+    if recipe.family.startswith("muse_spark"):
+        return recipe.normal(BATCH, 40 * recipe.size("samples_per_token", default=96))
+    if type(recipe.model).__name__ == "SpeechT5Model":  # what its prenets make of them
+        return _hidden(recipe)
     long = "XVector" in type(recipe.model).__name__
     return recipe.normal(BATCH, 6 * SAMPLES if long else SAMPLES)
 
@@ -290,6 +392,8 @@ def _past(recipe: Recipe, features: int | None = None) -> Tensor:
     length = recipe.size("context_length", default=16) + lags
     if features is not None:
         return recipe.normal(BATCH, length, features)
+    if recipe.family.startswith("timesfm"):
+        return recipe.normal(BATCH, 4 * recipe.size("patch_length", default=32))
     channels = recipe.size("num_input_channels", "input_size", default=1)
     plain = channels == 1 and hasattr(recipe.config, "lags_sequence")
     return recipe.normal(BATCH, length) if plain else recipe.normal(BATCH, length, channels)
@@ -300,7 +404,7 @@ def _time_features(recipe: Recipe) -> int:
 
 
 def _future(recipe: Recipe) -> int:
-    return recipe.size("prediction_length", default=4)
+    return recipe.size("prediction_length", "horizon_length", default=4)
 
 
 def _decoder_ids(recipe: Recipe) -> Tensor:
@@ -311,12 +415,19 @@ def _decoder_ids(recipe: Recipe) -> Tensor:
     if recipe.family == "dia":
         decoder = recipe.config.decoder_config
         return recipe.below(decoder.vocab_size // 2, BATCH, TARGETS, decoder.num_channels)
-    return recipe.tokens(TARGETS)
+    return recipe.tokens(recipe.size("canvas_length", default=TARGETS))
+
+
+_CODED = frozenset({"MusicgenForCausalLM", "MusicgenModel", "MusicgenMelodyForCausalLM", "MusicgenMelodyModel"})
 
 
 def _ids(recipe: Recipe) -> Tensor:
-    if type(recipe.model).__name__ in {"MusicgenForCausalLM", "MusicgenModel", "MusicgenMelodyForCausalLM"}:
+    if type(recipe.model).__name__ in _CODED:
         return recipe.below(60, BATCH * recipe.size("num_codebooks", default=4), LENGTH)
+    if recipe.family == "perceiver":
+        return recipe.tokens(recipe.size("max_position_embeddings", default=LENGTH))
+    if recipe.family == "kyutai_speech_to_text":  # a token of text, and one of each codebook
+        return recipe.below(60, BATCH, LENGTH, recipe.size("num_codebooks", default=4) + 1)
     ids = recipe.tokens()
     name = type(recipe.model).__name__
     end = getattr(text_part(recipe.config), "eos_token_id", None)
@@ -342,6 +453,21 @@ def _ones(*shape: int) -> Tensor:
     return torch.ones(*shape, dtype=torch.long)
 
 
+def _padding(recipe: Recipe) -> Tensor:
+    """One for each sample of sound that is none of the padding; of text, where padding counts, false."""
+    if "input_values" in recipe.parameters:
+        return _ones(BATCH, _waves(recipe).shape[-1])
+    return (
+        _ones(BATCH, LENGTH) if "input_features" in recipe.parameters else torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    )
+
+
+def _marked(count: int) -> Tensor:
+    """Places of the text for features: the first ``count`` after the first token, i64[BATCH, LENGTH]."""
+    place = torch.arange(LENGTH)
+    return ((place > 0) & (place <= count)).long().expand(BATCH, -1).contiguous()
+
+
 Maker = Callable[[Recipe], Any]
 MAKERS: dict[str, Maker] = {
     "input_ids": _ids,
@@ -356,10 +482,11 @@ MAKERS: dict[str, Maker] = {
     "token_type_ids": lambda r: torch.zeros(BATCH, LENGTH, dtype=torch.long),
     "position_ids": lambda r: torch.arange(LENGTH).expand(BATCH, LENGTH).contiguous(),
     "cache_position": lambda r: torch.arange(LENGTH),
-    "padding_mask": lambda r: torch.zeros(BATCH, LENGTH, dtype=torch.bool),
+    "padding_mask": _padding,
     "bbox": _boxes,
-    "inputs_embeds": _hidden,
-    "hidden_states": _hidden,
+    "inputs_embeds": _embedded,
+    "shared_kv_states": _shared,
+    "hidden_states": _states,
     "features": _hidden,
     "x": _hidden,
     "query_embeds": lambda r: _hidden(r, 8),
@@ -369,7 +496,11 @@ MAKERS: dict[str, Maker] = {
         LENGTH,
         r.size("encoder_hidden_size", "cross_attention_hidden_size", "hidden_size", "d_model", default=64),
     ),
-    "inputs": lambda r: r.normal(BATCH, LENGTH, r.size("d_model", default=64)),
+    "inputs": lambda r: (
+        r.normal(BATCH, SAMPLES)
+        if r.family == "speech-encoder-decoder"
+        else r.normal(BATCH, LENGTH, r.size("d_model", default=64))
+    ),
     "aatype": lambda r: r.below(20, BATCH, LENGTH),
     # images
     "pixel_values": _pixels,
@@ -387,7 +518,7 @@ MAKERS: dict[str, Maker] = {
     "grid_thw": _grid,
     "image_grid_hws": lambda r: _grid(r)[:, 1:],
     "spatial_shapes": lambda r: torch.tensor([[4, 4]] * BATCH),
-    "pixel_attention_mask": lambda r: _ones(BATCH, 16) if _LISTED & r.parameters.keys() else None,
+    "pixel_attention_mask": _seen,
     "pixel_position_ids": _places,
     "image_position_ids": _places,
     "image_sizes": lambda r: torch.tensor([list(r.sides)] * BATCH) if _is_sized(r) else None,
@@ -396,6 +527,8 @@ MAKERS: dict[str, Maker] = {
     "aspect_ratio_mask": lambda r: _ones(BATCH, 1, r.size("max_num_tiles", default=4)),
     "bool_masked_pos": _masked,
     "flattened_patches": _flattened,
+    "image_embeds_position_mask": lambda r: _marked(r.size("latent_query_num", default=8)),
+    "input_values_cutoffs": lambda r: torch.full((BATCH, 1), _waves(r).shape[-1]),
     "image_attention_mask": lambda r: _ones(BATCH, LENGTH, 1),
     "visual_feats": lambda r: r.normal(BATCH, 6, r.size("visual_feat_dim", default=64)),
     "visual_pos": lambda r: torch.rand(BATCH, 6, 4, generator=r.generator),
@@ -409,6 +542,12 @@ MAKERS: dict[str, Maker] = {
     "audio_mel": _spectra,
     "audio_mel_mask": lambda r: torch.zeros(BATCH, FRAMES, dtype=torch.bool),
     "input_values": _waves,
+    "decoder_input_values": lambda r: r.normal(
+        BATCH,
+        TARGETS,
+        r.size("hidden_size" if type(r.model).__name__ == "SpeechT5Model" else "num_mel_bins", default=80),
+    ),
+    "speaker_embeddings": lambda r: r.normal(BATCH, r.size("speaker_embedding_dim", default=512)),
     "speech_inputs": lambda r: r.normal(BATCH, SAMPLES),
     "spectrogram": lambda r: r.normal(BATCH, LENGTH, r.size("model_in_dim", "num_mel_bins", default=80)),
     "audio_codes": lambda r: r.below(16, BATCH, r.size("num_codebooks", "num_quantizers", default=4), TARGETS),
@@ -424,6 +563,7 @@ MAKERS: dict[str, Maker] = {
     "actions": lambda r: r.normal(BATCH, 4, r.size("act_dim", default=4)),
     "rewards": lambda r: r.normal(BATCH, 4, 1),
     "returns_to_go": lambda r: r.normal(BATCH, 4, 1),
+    "freq": lambda r: torch.zeros(BATCH, 1, dtype=torch.long),
     "timesteps": lambda r: torch.arange(4).expand(BATCH, 4).contiguous(),
 }
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["FEED_FORWARD", "HEADS", "HEAD_DIM", "VOCABULARY", "WIDTH", "shrunk", "text_part"]
+__all__ = ["FEED_FORWARD", "HEADS", "HEAD_DIM", "VOCABULARY", "WIDTH", "default", "shrunk", "text_part"]
 
 WIDTH, HEADS, HEAD_DIM, FEED_FORWARD = 64, 4, 16, 128
 VOCABULARY, POSITIONS, EXPERTS, WINDOW = 512, 128, 4, 8
@@ -102,16 +102,32 @@ def _pattern(value: Any, config: Config) -> Any:
 
 
 def _image(value: Any, config: Config) -> Any:
-    """Side of an image: four patches, three where the number of patches is odd; pairs stay pairs."""
+    """Side of an image: four patches, three where the number of patches is odd; pairs stay pairs in their ratio."""
+    if isinstance(value, (list, tuple)) and value and all(_is_size(entry) for entry in value):
+        small = _image(min(value), config)
+        return [small * entry // min(value) for entry in value]
     if isinstance(value, (list, tuple)):
         return [_image(entry, config) for entry in value]
     if not _is_size(value):
         return value
     patch: Any = getattr(config, "patch_size", None)
     patch = patch[0] if isinstance(patch, (list, tuple)) and patch else patch
+    windows: Any = getattr(config, "num_windows_side", getattr(config, "num_windows", None))
+    if _is_size(patch) and _is_size(windows):
+        return min(value, patch * windows)
     if not _is_size(patch) or patch < 8:
         return min(value, 64)
     return min(value, patch * (_BANDS - 1 if value // patch % 2 else _BANDS))
+
+
+def _pinpoints(value: Any, config: Config) -> Any:
+    """Resolutions of pictures that are cut into tiles: as many tiles of the small image."""
+    seen = getattr(config, "vision_config", None)
+    side = getattr(seen, "image_size", None)
+    if not _is_size(side):
+        return value
+    small = _image(side, seen)
+    return [[extent // side * small for extent in pair] for pair in value]
 
 
 def _window(value: Any, config: Config) -> Any:
@@ -155,20 +171,24 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"topk_group$|n_shared_experts$|num_shared_experts$", _at_most(1)),
         (r"index_topk$", _at_most(WINDOW)),
         (r"mm_tokens_per_image$|index_kpool$", _at_most(4)),
-        (r"^context_size$|^audio_chunk|^image_seq_length$", _at_most(16)),
+        (r"^image_grid_pinpoints$", _pinpoints),
+        (r"^canvas_length$|^context_size$|^audio_chunk|^image_seq_length$", _at_most(16)),
         (r"experts$", _at_most(EXPERTS)),
-        (r"feature_layer|select_layer|feat_extract|kv_shared|conv_layers|adapter|^num_fpn|per_layer$|no_rope|mlp_only|random_blocks", _keep),
+        (r"feature_layer|select_layer|feat_extract|kv_shared|conv_layers|subsampling_conv|adapter|^num_fpn|per_layer$|no_rope|mlp_only|random_blocks|^num_encoder_blocks$", _keep),
         (r"(^|_)(layers?|depths?|blocks?)$|n_layers?$|num_layers?$|hidden_layers$|_depths$|layer_depths|num_block_repeats", _layers),
         (r"(key_value_heads|n_head_kv|num_kv_heads|n_kv_heads|kv_heads)$", _shared_heads),
         (r"qk_rope_head_dim$|index_head_dim$|rotary_dim$", _at_most(8)),
         (r"(^|_)(head_dim|dim_head|d_kv|d_head|kv_channels|head_size|attention_head_size)$", _at_most(HEAD_DIM)),
         (r"(q|kv)_lora_rank$|_lora_rank$", _at_most(32)),
         (r"^mamba_n_heads$|^mamba_num_heads$", _at_most(8)),
+        # Scores are sums of rectified ones over these heads: of few, equal zeros are common, and which is taken is open.
+        (r"^index_n_heads$", _at_most(16)),
         (r"(heads?|n_head)$|attention_heads", _heads),
+        (r"^num_filters$", _at_most(8)),  # of the first stage: each of the next has twice as many
         (r"state_size$|d_state$|ssm_state", _at_most(8)),
         (r"time_step_rank$|dt_rank$", _at_most(4)),
         (r"image_size$|^resolution$|^img_size$", _image),
-        (r"num_queries$|num_query_tokens$|num_latents$|n_latents$", _at_most(8)),
+        (r"num_queries$|num_query_tokens$|latent_query_num$|num_latents$|n_latents$", _at_most(8)),
         (r"codebook_size$|num_codevectors", _at_most(32)),
         (r"relative_attention_num_buckets$", _at_most(8)),
         (r"num_conv_pos_embeddings$", _at_most(16)),
@@ -178,7 +198,7 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"intermediate|ffn|mlp_dim|d_ff$|d_inner|feed_?forward|inner_dim|mlp_hidden", _at_most(FEED_FORWARD)),
         (r"in_channels$|input_dim$|num_mel|latent_channels|kernel|stride|feature_size$|^channels$|_dim_ratio|partial", _keep),
         (
-            r"hidden_size|d_model|n_embd|embed_dim|embedding_size|_dim$|^dim$|_channels$|width$|projection|^hidden_dims$",
+            r"hidden_size|d_model|n_embd|embed_dim|embedding_size|_dim$|_dimension$|^dim$|_proj_dims$|_channels$|width$|projection|^hidden_dims$",
             _width,
         ),
     )
@@ -191,6 +211,30 @@ class Inner(dict[str, Any]):
     """Settings of a nested configuration."""
 
 
+# Kernels, strides and paddings of blocks that look along lines of text, as the published models have them.
+_TEXT_LINES = {
+    "scale_factor_list": [1, 2, 4, 8],
+    "kernel_list": [3, 2, 2],
+    "intraclass_block_config": {
+        "reduce_channel": [1, 1, 0],
+        "return_channel": [1, 1, 0],
+        **{
+            f"{kind}_{ratio}": [[height or long, width or long], [1, 1], [(height or long) // 2, (width or long) // 2]]
+            for ratio, long in (("longratio", 7), ("midratio", 5), ("shortratio", 3))
+            for kind, height, width in (
+                ("vertical_long_to_small_conv", None, 1),
+                ("horizontal_small_to_long_conv", 1, None),
+                ("symmetric_conv_long", None, None),
+            )
+        },
+    },
+}
+_SMALL_VIT = Inner(
+    architecture="vit_pe_core_large_patch14_336",
+    model_args={"embed_dim": WIDTH, "depth": 2, "num_heads": HEADS, "img_size": 56},
+)
+_ASSISTANT = {"text_config": Inner(hidden_size_per_layer_input=0, vocab_size_per_layer_input=0, num_kv_shared_layers=6)}
+
 # What no rule over names can know: fields that belong together.
 _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},
@@ -199,9 +243,13 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "DPTConfig": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
     "BeitConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "Data2VecVisionConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "Sam2VisionConfig": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
+    "ClvpConfig": {"speech_config": Inner(vocab_size=VOCABULARY)},
     "CvtConfig": {"depth": [1, 2, 3]},
-    "EfficientNetConfig": {"hidden_dim": 2560},
-    "AlignVisionConfig": {"hidden_dim": 2560},
+    "DINOv3ViTConfig": {"pos_embed_rescale": None},  # drawn anew in every training step
+    "EfficientNetConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
+    "AlignVisionConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
+    "AlignConfig": {"projection_dim": 80},  # the width of the last stage
     "XmodConfig": {"default_language": "en_XX"},
     "DeepseekV2Config": {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH},
     "Lfm2Config": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
@@ -220,6 +268,54 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 5,
         "num_kv_shared_layers": 0,
     },
+    "Gemma3nConfig": {"audio_soft_tokens_per_image": 6, "audio_config": Inner(vocab_size=64, vocab_offset=448)},
+    "Gemma3nVisionConfig": {
+        "hidden_size": 2048,
+        "model_args": {"channel_multiplier": 0.25},
+        "vocab_size": 64,
+        "vocab_offset": 384,
+    },
+    "EdgeTamVisionConfig": {
+        "backbone_config": Inner(architecture="repvit_m1"),
+        "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+    },
+    "FunAsrNanoAdaptorConfig": {"intermediate_size": WIDTH // 4},
+    "GraniteSpeechConfig": {"window_size": 15},
+    "GraniteSpeechPlusConfig": {"window_size": 15},
+    "MllamaVisionConfig": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 3 * WIDTH},
+    "LwDetrConfig": {"projector_scale_factors": [1.0], "backbone_config": Inner(window_block_indices=[0, 2])},
+    "Molmo2Config": {"adapter_config": Inner(vision_feature_layer=[1, 0])},
+    "MoonshineStreamingConfig": {"num_key_value_heads": HEADS},
+    "MuseGlimmerConfig": {"out_hidden_size": 4 * WIDTH},
+    "MuseSparkConfig": {"out_hidden_size": 4 * WIDTH},
+    "PeVideoEncoderConfig": {"vision_config": _SMALL_VIT},
+    "PerceptionLMConfig": {"vision_config": _SMALL_VIT},
+    "PPDocLayoutV2Config": {"class_thresholds": [0.5] * 25},
+    "PaddleOCRTextConfig": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [2, 3, 3]},
+    },
+    "PPOCRV5ServerDetConfig": _TEXT_LINES,
+    "PPOCRV6MediumDetConfig": _TEXT_LINES,
+    "Qwen4ExpTextConfig": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": HEAD_DIM,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+        "ngram_vocab_size_base": 64,
+        "ple_embed_dim": 32,
+        "split_ngram_parts": 2,
+        "make_ngram_vocab_size_divisible_by": 8,
+        "hc_lowrank": 8,
+    },
+    "Step3p7TextConfig": {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+        "num_hidden_layers": 4,
+        "sliding_window": WINDOW,
+    },
+    "Gemma4AssistantConfig": _ASSISTANT,
+    "Gemma4UnifiedAssistantConfig": _ASSISTANT,
     "GroundingDinoConfig": {"num_queries": 4},
     "TimmBackboneConfig": {"backbone": "resnet26"},
     "HieraConfig": {"decoder_hidden_size": WIDTH, "decoder_depth": 2, "decoder_num_heads": 2},
@@ -242,6 +338,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
+    "NemotronH_Omni_Reasoning_V3_Config": {"audio_config": Inner(projection_hidden_size=WIDTH)},
     "NemotronConfig": {"num_key_value_heads": 2, "head_dim": HEAD_DIM},
     "LayoutLMv3Config": {"coordinate_size": 12, "shape_size": 8, "input_size": 64},
     "LiltConfig": {"hidden_size": 96},
@@ -255,10 +352,22 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "LongcatFlashConfig": {"head_dim": 8, "qk_head_dim": 24},
     "Mamba2Config": {"num_heads": 8, "head_dim": HEAD_DIM},
     "MMGroundingDinoConfig": {"num_queries": 4},
+    "Qwen2_5OmniThinkerConfig": {"vision_start_token_id": 400},
+    "Qwen3OmniMoeThinkerConfig": {"vision_start_token_id": 400},
+    "Qwen3OmniMoeTalkerTextConfig": {"shared_expert_intermediate_size": WIDTH},
     "ReformerConfig": {"axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 48]},
+    "Sam3TrackerConfig": {"vision_config": Inner(backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]])},
+    "SegGptConfig": {
+        "num_hidden_layers": 4,
+        "intermediate_hidden_state_indices": [0, 1, 2, 3],
+        "merge_index": 0,
+        "pretrain_image_size": 64,
+    },
+    "ShieldGemma2Config": {"yes_token_index": 5, "no_token_index": 6},
     "SwinConfig": {"window_size": 2},
     "MaskFormerSwinConfig": {"window_size": 2},
     "SuperPointConfig": {"keypoint_decoder_dim": 65},
+    "T5Gemma2TextConfig": {"dropout_rate": 0.0},
     "TvpConfig": {"max_img_size": 64, "visual_prompt_size": 8},
     "PerceiverConfig": {
         "num_latents": 16,
@@ -278,8 +387,25 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
         "image_token_offset": 128,
         "audio_token_offset": 192,
     },
+    "CHMv2Config": {"reassemble_factors": [4, 2, 1, 0.5], "post_process_channels": [16, 32, 64, 64]},
     "ClapAudioConfig": {"hidden_size": 32, "patch_embeds_hidden_size": 16},
     "MPNetConfig": {"relative_attention_num_buckets": 32},
+    "DeepseekOcr2SamVisionConfig": {"downsample_channels": [32, WIDTH]},
+    "UnlimitedOcrSamVisionConfig": {"downsample_channels": [32, WIDTH]},
+    "Dots3NoteVisionConfig": {
+        "mlp_layer_types": ["dense", "sparse"],
+        "num_hidden_layers": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "DeepseekVLHybridConfig": {"high_res_vision_config": Inner(global_attn_indexes=[0])},
+    "DepthProConfig": {
+        "patch_size": 64,
+        "intermediate_hook_ids": [1, 0],
+        "intermediate_feature_dims": [32, 32],
+        "scaled_images_feature_dims": [WIDTH, WIDTH, 32],
+        **{f"{part}_model_config": Inner(image_size=64) for part in ("image", "patch", "fov")},
+    },
     "DetrConfig": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
     "Emu3Config": {
         "vq_config": Inner(hidden_size=256, codebook_size=64),
@@ -292,20 +418,60 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
 }
 
 _IGNORED = "ignore_keys_at_rope_validation"
-_PLACEHOLDERS = frozenset({"image_token_id", "image_token_index", "audio_token_id", "video_token_id"})
-_DERIVED = frozenset({"model_args"})  # not made from other fields, though there is none by default
+_LOOKED_AT = frozenset({"out_indices", "out_features"})  # as deep as the small backbone is
+_PLACEHOLDERS = frozenset(
+    {"image_token_id", "image_token_index", "audio_token_id", "video_token_id", "video_token_index"}
+)
+# Not made from other fields, though there is none by default.
+_DERIVED = frozenset({"model_args", "image_grid_pinpoints", "image_size"})
 _LEFT_OUT = object()
 _UNSET = 1 << 30  # stands for a placeholder that has no id by default
 _TOKEN = re.compile(r"(token_ids?|token_index|token_idx)$|^(pad|bos|eos|unk|mask|cls|sep)_(index|id)$")
 _NOT_SETTINGS = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "model_type"})
 
 
-def shrunk(config: Config, *, narrow: bool = True) -> Config:
+# Settings without which a class refuses to be made: its own defaults do not fit each other.
+_STARTS: Mapping[str, Mapping[str, Any]] = {
+    "Gemma4AssistantConfig": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "Gemma4UnifiedAssistantConfig": {},
+}
+
+
+def default(config_class: Callable[..., Config]) -> Config:
+    """The library's own configuration of a class, nearly."""
+    return config_class(**copy.deepcopy(dict(_STARTS.get(config_class.__name__, {}))))
+
+
+_HEAD = Inner(
+    upsample_out_channels=[32, 16], upsample_kernel_sizes=[4, 4], conv_out_channels=[16], conv_kernel_sizes=[1]
+)
+# What a model asks of its configuration, where others of its family ask for something else.
+FOR_MODELS: Mapping[str, Mapping[str, Any]] = {
+    "Blip2ForImageTextRetrieval": {"qformer_config": Inner(use_qformer_text_input=True)},
+    "Sapiens2ForImageMatting": {"head_config": _HEAD},
+    "Sapiens2ForNormalEstimation": {"head_config": _HEAD},
+    "Sapiens2ForPointmapEstimation": {
+        "head_config": Inner(
+            _HEAD,
+            scale_conv_out_channels=[16],
+            scale_conv_kernel_sizes=[1],
+            scale_final_input_size=256,
+            scale_final_hidden_sizes=[16, 8],
+        )
+    },
+    "Sapiens2ForPoseEstimation": {"head_config": _HEAD},
+    "Sapiens2ForSemanticSegmentation": {"head_config": _HEAD},
+    "ReformerModelWithLMHead": {"is_decoder": True, "local_num_chunks_after": 0, "lsh_num_chunks_after": 0},
+    "T5GemmaEncoderModel": {"is_encoder_decoder": False},
+}
+
+
+def shrunk(config: Config, *, narrow: bool = True, model: str = "") -> Config:
     """The small counterpart of a configuration, of the same class. Raises what the class raises for what it refuses.
 
-    Without ``narrow`` the widths stay as they are: for image networks whose stages have to fit each other.
+    ``model`` is the name of the class that is made of it. Without ``narrow`` the widths stay as they are: for image networks whose stages have to fit each other.
     """
-    return _Walk(narrow=narrow).visit(config)
+    return _Walk(narrow=narrow).visit(config, FOR_MODELS.get(model))
 
 
 def text_part(config: Config) -> Config:
@@ -353,7 +519,9 @@ class _Walk:
     ) -> Any:
         """The small value of a field, or ``_LEFT_OUT`` for what the class makes from the others."""
         name, value = field.name, getattr(config, field.name, None)
-        nested = self._nested(value, inner.get(name))
+        if value is None:
+            value = _part_left_out(config, name)
+        nested = self._nested(value, _additional(config, name, value) | inner.get(name, {}))
         if nested is not None:
             return nested
         if isinstance(value, float) and "drop" in name:
@@ -397,6 +565,23 @@ class _Walk:
             if pattern.search(name):
                 return rule(value, config) if self._narrow or rule not in _NARROWING else copy.deepcopy(value)
         return copy.deepcopy(value)
+
+
+def _part_left_out(config: Config, name: str) -> Config | None:
+    """The configuration of a part that is optional and not there by default: an encoder of images, or of sounds."""
+    spec: Any = getattr(type(config), "sub_configs_defaults", {}).get(name)
+    if not getattr(spec, "optional", False):
+        return None
+    return spec.get_config_class(spec.model_type)(**spec.init_kwargs)
+
+
+def _additional(config: Config, name: str, value: Any) -> dict[str, Any]:
+    """Settings that a configuration gives to one within it, and which the class of that one does not declare."""
+    spec = getattr(type(config), "sub_configs_defaults", {}).get(name)
+    given = getattr(spec, "init_kwargs", None) or {}
+    declared = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+    kept = (key for key in given if key not in declared and key not in _LOOKED_AT)
+    return {key: getattr(value, key) for key in kept if hasattr(value, key)}
 
 
 def _stages(kept: Mapping[str, Any], config: Config) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 A row is (settings, inputs). An input is a shape, for normal numbers of it, or one of the makers of
 ``conformance.inputs.written``: ``ones``, ``zeros``, ``places``, ``tokens``, ``list``, ``tensor`` and ``value``. What takes a ``timestep``
-gets one.
+gets one. A setting that is made of other models is a list of their classes and settings.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tools.diffusers_inputs import Row, ones, tensor, tokens, value
+from tools.diffusers_inputs import Row, listed, ones, tensor, tokens, value
 from tools.diffusers_transformers import TRANSFORMERS
 
 __all__ = ["DIFFUSERS"]
@@ -188,7 +188,7 @@ _AUTOENCODERS: dict[str, Row] = {
             "downsampling_ratios": [2, 4],
             "channel_multiples": [1, 2],
             "decoder_channels": 8,
-            "decoder_input_channels": 8,
+            "decoder_input_channels": 4,
         },
         {"sample": [2, 2, 64]},
     ),
@@ -426,8 +426,30 @@ _UNETS: dict[str, Row] = {
     ),
 }
 
+_ONE = {**_UNETS, **TRANSFORMERS}
+# Several networks that look at a condition each; a condition of every network is of the one network's shape.
+_SEVERAL = {
+    "MultiControlNetModel": "ControlNetModel",
+    "FluxMultiControlNetModel": "FluxControlNetModel",
+    "SD3MultiControlNetModel": "SD3ControlNetModel",
+    "HunyuanDiT2DMultiControlNetModel": "HunyuanDiT2DControlNetModel",
+    "QwenImageMultiControlNetModel": "QwenImageControlNetModel",
+}
+
+
+def _several(one: str) -> Row:
+    settings, inputs = _ONE[one]
+    condition = inputs["controlnet_cond"]
+    per_network = {"controlnet_cond": listed(condition, condition), "conditioning_scale": value([1.0, 0.5])}
+    if one == "FluxControlNetModel":
+        per_network["controlnet_mode"] = value([None, None])
+    return {"controlnets": [{"class": one, "config": settings}] * 2}, inputs | per_network
+
+
+_CONTROLNETS = {name: _several(one) for name, one in _SEVERAL.items()}
+
 DIFFUSERS: dict[str, dict[str, Any]] = {
     name: {"config": settings, "inputs": inputs}
-    for table in (_AUTOENCODERS, _UNETS, TRANSFORMERS)
+    for table in (_AUTOENCODERS, _UNETS, TRANSFORMERS, _CONTROLNETS)
     for name, (settings, inputs) in table.items()
 }

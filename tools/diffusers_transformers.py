@@ -186,7 +186,11 @@ TRANSFORMERS: dict[str, Row] = {
     "WanTransformer3DModel": (_WAN, _WAN_IN),
     "ChronoEditTransformer3DModel": (_WAN, _WAN_IN),
     "SkyReelsV2Transformer3DModel": (_WAN, _WAN_IN),
-    "AnyFlowTransformer3DModel": (_WAN, _WAN_IN | {"hidden_states": [1, 2, 4, 16, 16], "r_timestep": tensor([5.0])}),
+    "AnyFlowTransformer3DModel": (
+        _WAN,
+        _WAN_IN
+        | {"hidden_states": [1, 2, 4, 16, 16], "timestep": tensor([[10.0, 10.0]]), "r_timestep": tensor([[5.0, 5.0]])},
+    ),
     "WanVACETransformer3DModel": (
         _WAN | {"vace_layers": [0], "vace_in_channels": 8},
         _WAN_IN | {"control_hidden_states": [1, 8, 2, 16, 16]},

@@ -85,11 +85,26 @@ def compile_for_device(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: 
         compilers = {which: autograd_cache.cached(compiler) for which, compiler in compilers.items()}
     compiler = aot_autograd(
         **compilers,
+        decompositions={torch.ops.aten.linear_backward.default: _linear_backward},
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
     with autograd_cache.caching(settings, inputs) if kept else contextlib.nullcontext():
         return compiler(module, inputs)
+
+
+def _linear_backward(
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]
+) -> Any:  # NotImplemented leaves the op as it is
+    """Of a weight that is a single row without a dimension of rows: the shapes that PyTorch infers for it are wrong."""
+    if weight.dim() != 1:
+        return NotImplemented
+    makers: tuple[Callable[[], torch.Tensor], ...] = (
+        lambda: grad.unsqueeze(-1) * weight,
+        lambda: (grad.unsqueeze(-1) * x).sum(list(range(grad.dim()))),
+        grad.sum,
+    )
+    return tuple(make() if wanted else None for make, wanted in zip(makers, mask, strict=True))
 
 
 def _guard_offsets(module: fx.GraphModule) -> None:

@@ -44,7 +44,16 @@ from emutpu.backend.options import LOCAL, EagerMode, Options, override
 from emutpu.backend.pjrt import Buffer, ErrorBuffer, PjrtError
 from emutpu.backend.rng import DEFAULT_GENERATOR, TpuGenerator
 from emutpu.backend.runtime import runtime
-from emutpu.backend.storage import cell_of, contiguous_strides, new_storage, storage_cell, tensor_over, wrap
+from emutpu.backend.storage import (
+    Wrapper,
+    cell_of,
+    contiguous_strides,
+    new_storage,
+    storage_cell,
+    tensor_over,
+    wrap,
+    wrapper,
+)
 
 __all__ = ["DeviceProgram", "Launch"]
 
@@ -118,9 +127,9 @@ class Launch:
         self.complex = [n for n, a in enumerate(taken) if a.layout.dtype.is_complex]
         self.saves = any(isinstance(output, State) for output in replayed.outputs)
         self.origins = _result_origins(replayed)
-        # The usual outputs, ready for storage.wrap: the result's number, and the arguments after it.
-        self.plain: list[tuple[int, Any] | None] = [
-            (output.result, (*output.wraps, self.origins[output.result]))
+        # The usual outputs: the result's number, what makes its tensor, and its origin.
+        self.plain: list[tuple[int, Wrapper, Origin] | None] = [
+            (output.result, wrapper(*output.wraps), self.origins[output.result])
             if isinstance(output, Fresh) and output.plain and isinstance(output.result, int)
             else None
             for output in replayed.outputs
@@ -160,8 +169,8 @@ class Launch:
         add = made.append
         for plain, output in zip(self.plain, self.outputs, strict=True):
             if plain is not None:
-                number, arguments = plain
-                add(wrap(results[number], *arguments))
+                number, make, origin = plain
+                add(make(results[number], origin))
             else:
                 add(self._output(output, values, results, made, state))
         return made

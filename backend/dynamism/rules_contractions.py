@@ -82,10 +82,11 @@ def _grouped(call: Call) -> Padded:
 
 @rule("linear.default")
 def _linear(call: Call) -> Padded:
-    x, weight = _contracted(call.writer, call["input"], call["weight"], (len(call["input"].dims) - 1, 1))
+    axes = len(call["input"].dims) - 1, len(call["weight"].dims) - 1
+    x, weight = _contracted(call.writer, call["input"], call["weight"], axes)
     if call["bias"] is not None and call["bias"].dynamic:
         raise Unsupported("a bias with a dynamic dimension")
-    return call.give(call.emit(input=x, weight=weight), (*x.dims[:-1], weight.dims[0]))
+    return call.give(call.emit(input=x, weight=weight), (*x.dims[:-1], *weight.dims[:-1]))
 
 
 @rule("linear_backward.default")
@@ -96,12 +97,18 @@ def _linear_backward(call: Call) -> list[Any]:
         if x.dims[axis] != grad.dims[axis]:
             x, grad = writer.prefixed(x, axis), writer.prefixed(grad, axis)
     weight: Padded = call["weight"]
-    last = len(x.dims) - 1
-    if x.dims[last] != weight.dims[1] or grad.dims[last] != weight.dims[0]:
-        x, grad = writer.prefixed(x, last), writer.prefixed(grad, last)
-        weight = writer.prefixed(writer.prefixed(weight, 0), 1)
-    node = call.emit(self=writer.clean(x), grad_output=writer.clean(grad), weight=writer.masked(weight, [0], 0))
-    return call.several(node, [x.dims, weight.dims, weight.dims[:1]])
+    outer, rows = (
+        len(x.dims) - 1,
+        range(len(weight.dims) - 1),
+    )  # the weight may be a single row without a dimension of rows
+    if (x.dims[-1], *grad.dims[outer:]) != (weight.dims[-1], *weight.dims[:-1]):
+        x = writer.prefixed(x, outer)
+        for axis in range(len(weight.dims)):
+            weight = writer.prefixed(weight, axis)
+        for row in rows:
+            grad = writer.prefixed(grad, outer + row)
+    node = call.emit(self=writer.clean(x), grad_output=writer.clean(grad), weight=writer.masked(weight, rows, 0))
+    return call.several(node, [x.dims, weight.dims, weight.dims[:-1]])
 
 
 @rule("convolution.default")

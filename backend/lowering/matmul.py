@@ -177,7 +177,7 @@ def _baddbmm_dtype(
 def _linear_backward_meta(
     self: torch.Tensor, grad_output: torch.Tensor, weight: torch.Tensor, output_mask: Sequence[bool]
 ) -> list[torch.Tensor | None]:
-    wanted = (self, weight, grad_output.new_empty(weight.shape[0]))
+    wanted = (self, weight, grad_output.new_empty(weight.shape[:-1]))
     return [torch.empty_like(t) if mask else None for t, mask in zip(wanted, output_mask, strict=True)]
 
 
@@ -189,11 +189,11 @@ def _linear_backward_meta(
 def _linear_backward(
     cx: Context, x: Value, grad: Value, weight: Value, output_mask: Sequence[bool]
 ) -> list[Value | None]:
-    """Towards the input [*, I], the weight [O, I] and the bias [O] from ``grad`` [*, O]."""
+    """Towards the input [*, I], the weight [O, I] and the bias [O] from ``grad`` [*, O]. O may be no dimension at all."""
     outer = list(range(x.ndim - 1))
-    last = x.ndim - 1
+    rows = list(range(weight.ndim - 1))
     makers: tuple[Callable[[], Value], ...] = (
-        lambda: contract(grad, weight, ((last,), (0,))),
+        lambda: contract(grad, weight, ([len(outer) + row for row in rows], rows)),
         lambda: contract(grad, x, (outer, outer)),
         lambda: grad.convert(opmath(grad.dtype)).sum(outer),
     )

@@ -44,6 +44,22 @@ def test_zero_beta_ignores_the_bias() -> None:
     assert_same(actual, x @ y, what="addmm with beta 0")
 
 
+@pytest.mark.parametrize("shape", [(33,), (2, 33), (2, 3, 33), (0, 33)])
+def test_linear_with_a_single_row(shape: tuple[int, ...]) -> None:
+    """A weight of one dimension takes the last dimension away; forward and gradients equal CPU."""
+    x, w = torch.randn(shape), torch.randn(33)
+    scale = torch.arange(1.0, 7).resize_(shape[:-1])
+
+    def run(device: str) -> tuple[torch.Tensor, ...]:
+        leaves = [t.to(device).requires_grad_() for t in (x, w)]
+        with highest():
+            result = torch.nn.functional.linear(*leaves)
+            return result, *torch.autograd.grad((result * scale.to(device)).sum(), leaves)
+
+    for what, expected, actual in zip(("linear", "input", "weight"), run("cpu"), run("tpu"), strict=True):
+        assert_same(actual, expected, what=what)
+
+
 def test_empty_contraction_is_zero() -> None:
     """[2, 0] @ [0, 3] is zeros, [0, 4] @ [4, 3] is empty."""
     for left, right in (((2, 0), (0, 3)), ((0, 4), (4, 3))):

@@ -97,7 +97,7 @@ def load(path: str) -> Document:
 
 
 def _signature(region: Document) -> tuple[str, ...]:
-    return (region["reason"], *(op["name"] for op in region["ops"]))
+    return tuple(op["name"] for op in region["ops"])
 
 
 def diff(before: Document, after: Document) -> Document:
@@ -132,6 +132,8 @@ def _pair(x: Document, y: Document) -> Document:
         if was != now
     ]
     found += shapes
+    if x["reason"] != y["reason"]:
+        found.append(f"was {x['reason']} at {place(x['trigger'])}")
     for part in ("shapeless", "dimensions", "options"):
         if x["key"][part] != y["key"][part] and not (part == "dimensions" and shapes):
             found.append(f"{part} key differs")
@@ -141,6 +143,13 @@ def _pair(x: Document, y: Document) -> Document:
         found.append("hit -> miss" if x["cache"]["hit"] else "miss -> hit")
     change = "changed" if found else "same"
     return {"change": change, "a": x["id"], "b": y["id"], "text": "; ".join([_told(y), *found])}
+
+
+_COUNTS: Mapping[str, Callable[[Any], str]] = {
+    **dict.fromkeys(("regions", "distinct_regions", "ops", "materialisations"), "{:,}".format),
+    "hit_rate": "{:.1%}".format,
+    "modelled_hbm_bytes": lambda value: "unknown" if value is None else amount(value),
+}
 
 
 def print_diff(document: Document, console: Console) -> None:
@@ -157,8 +166,8 @@ def print_diff(document: Document, console: Console) -> None:
             ids = "/".join("-" if number is None else str(number) for number in (row["a"], row["b"]))
             console.print(Text(f"{mark} {ids:>9}  {row['text']}", style=style))
     a, b = document["summary"]["a"], document["summary"]["b"]
-    for name in ("regions", "distinct_regions", "ops", "materialisations", "hit_rate", "modelled_hbm_bytes"):
+    for name, text in _COUNTS.items():
         if a[name] != b[name]:
-            console.print(f"{name}: {a[name]} -> {b[name]}", markup=False)
+            console.print(f"{name}: {text(a[name])} -> {text(b[name])}", markup=False)
     if document["equal"]:
         console.print("the runs have the same regions", style="green")

@@ -177,19 +177,22 @@ def test_compare_modes(emutpu: Command, program: Write, valid: Valid, tmp_path: 
 def test_diff(
     reported: tuple[Path, subprocess.CompletedProcess[str]], emutpu: Command, tmp_path: Path, valid: Valid
 ) -> None:
-    """A report equals itself; a removed region, another shape and a miss are found, each with its line."""
+    """A report equals itself; a removed region, another reason and another shape are found, each with its line."""
     source = reported[0] / "report.json"
     same = emutpu("regions", "--diff", str(source), str(source), "--json", "-")
     assert same.returncode == 0
     assert valid(same.stdout, "regions-diff")["equal"]
     document = json.loads(source.read_text())
     gone = document["regions"].pop(1)
+    reason, document["regions"][0]["reason"] = document["regions"][0]["reason"], "backward_pass"
     document["regions"][-1]["ops"][0]["results"][0]["shape"] = [99]
     (tmp_path / "other.json").write_text(json.dumps(document))
     other = emutpu("regions", "--diff", str(source), "other.json", "--json", "-")
     assert other.returncode == 1
     rows = [row for row in valid(other.stdout, "regions-diff")["rows"] if row["change"] != "same"]
-    assert (rows[0]["change"], rows[0]["a"]) == ("removed", gone["id"])
+    assert rows[0]["change"] == "changed"
+    assert f"; was {reason} at " in rows[0]["text"]
+    assert (rows[1]["change"], rows[1]["a"]) == ("removed", gone["id"])
     assert rows[-1]["change"] == "changed"
     assert "-> [99]" in rows[-1]["text"]
 

@@ -90,6 +90,8 @@ SMOOTH: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | N
     "batch is dynamic": (lambda y: y.transpose(0, 1) @ torch.ones(4, 3, device=y.device), Y, [1]),
     "vectors": (lambda x, v: (x @ (v + 1), (v + 1) @ v.exp()), both(X, floats(None)), [1, 0]),
     "linear": (lambda y, w, b: F.linear(y, w, b).relu(), both(Y, floats(5, 4), floats(5)), [1, None, None]),
+    "linear to a number": (lambda y, w: F.linear(y, w).relu(), both(Y, floats(4)), [1, None]),
+    "linear to a number over it": (lambda x, w: F.linear(x.exp(), w + 1), both(X, floats(None)), [1, 0]),
     "linear over it": (lambda x, w: F.linear(x.exp(), w + 1), both(X, floats(5, None)), [1, 1]),
     "einsum": (lambda y: torch.einsum("bsd,bte->bde", y.exp(), y), Y, [1]),
     "layer norm": (lambda y, w, b: F.layer_norm(y, [4], w, b), both(Y, floats(4), floats(4)), [1, None, None]),
