@@ -369,6 +369,12 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "SuperPointConfig": {"keypoint_decoder_dim": 65},
     "T5Gemma2TextConfig": {"dropout_rate": 0.0},
     "TvpConfig": {"max_img_size": 64, "visual_prompt_size": 8},
+    "PeVideoEncoderConfig": {
+        "vision_config": Inner(
+            architecture="vit_pe_core_tiny_patch16_384",
+            model_args={"img_size": 64, "depth": 2, "embed_dim": WIDTH, "num_heads": HEADS},
+        ),
+    },
     "PerceiverConfig": {
         "num_latents": 16,
         "d_latents": WIDTH,
