@@ -279,6 +279,11 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
         "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
     },
     "FunAsrNanoAdaptorConfig": {"intermediate_size": WIDTH // 4},
+    "Granite4VisionConfig": {
+        "deepstack_layer_map": [[-2, 0], [-1, 1]],
+        "spatial_target_layers": [0, 1, 2, 3],
+        "text_config": Inner(num_hidden_layers=4),
+    },
     "GraniteSpeechConfig": {"window_size": 15},
     "GraniteSpeechPlusConfig": {"window_size": 15},
     "MllamaVisionConfig": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 3 * WIDTH},
@@ -289,7 +294,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "MuseSparkConfig": {"out_hidden_size": 4 * WIDTH},
     "PeVideoEncoderConfig": {"vision_config": _SMALL_VIT},
     "PerceptionLMConfig": {"vision_config": _SMALL_VIT},
-    "PPDocLayoutV2Config": {"class_thresholds": [0.5] * 25},
+    "PPDocLayoutV2Config": {"class_thresholds": [0.5] * 25, "class_order": list(range(25))},
     "PaddleOCRTextConfig": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [2, 3, 3]},
     },
@@ -328,7 +333,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
             **{f"IMGIMG{''.join(chr(65 + int(d)) for d in str(code))}Z": 10 + code for code in range(64)},
         },
     },
-    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"]},
+    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
     "DiffusionGemmaTextConfig": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": WIDTH},
     "CohereCompassTextConfig": {
         "rope_parameters": {
@@ -337,7 +342,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
-    "NemotronH_Omni_Reasoning_V3_Config": {"audio_config": Inner(projection_hidden_size=WIDTH)},
+    "NemotronH_Omni_Reasoning_V3_Config": {"audio_config": Inner(projection_hidden_size=WIDTH, projection_bias=False)},
     "NemotronConfig": {"num_key_value_heads": 2, "head_dim": HEAD_DIM},
     "LayoutLMv3Config": {"coordinate_size": 12, "shape_size": 8, "input_size": 64},
     "LiltConfig": {"hidden_size": 96},
@@ -353,6 +358,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "MMGroundingDinoConfig": {"num_queries": 4},
     "Qwen2_5OmniThinkerConfig": {"vision_start_token_id": 400},
     "Qwen3OmniMoeThinkerConfig": {"vision_start_token_id": 400},
+    "Qwen3OmniMoeTalkerConfig": {"spatial_merge_size": 2},
     "Qwen3OmniMoeTalkerTextConfig": {"shared_expert_intermediate_size": WIDTH},
     "ReformerConfig": {"axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 48]},
     "Sam3TrackerConfig": {"vision_config": Inner(backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]])},
@@ -367,6 +373,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "MaskFormerSwinConfig": {"window_size": 2},
     "SuperPointConfig": {"keypoint_decoder_dim": 65},
     "T5Gemma2TextConfig": {"dropout_rate": 0.0},
+    "UdopConfig": {"relative_attention_num_buckets": 32},
     "TvpConfig": {"max_img_size": 64, "visual_prompt_size": 8},
     "PerceiverConfig": {
         "num_latents": 16,
@@ -396,6 +403,8 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 2,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
+        "adapter_in_dim": WIDTH,
+        "adapter_out_dim": WIDTH,
     },
     "DeepseekVLHybridConfig": {"high_res_vision_config": Inner(global_attn_indexes=[0])},
     "DepthProConfig": {
@@ -455,7 +464,7 @@ FOR_MODELS: Mapping[str, Mapping[str, Any]] = {
             _HEAD,
             scale_conv_out_channels=[16],
             scale_conv_kernel_sizes=[1],
-            scale_final_input_size=256,
+            scale_final_input_size=WIDTH,
             scale_final_hidden_sizes=[16, 8],
         )
     },
@@ -580,7 +589,8 @@ def _additional(config: Config, name: str, value: Any) -> dict[str, Any]:
     spec = getattr(type(config), "sub_configs_defaults", {}).get(name)
     given = getattr(spec, "init_kwargs", None) or {}
     declared = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
-    kept = (key for key in given if key not in declared and key not in _LOOKED_AT)
+    unfit = declared | (_LOOKED_AT if hasattr(value, "num_hidden_layers") else set())
+    kept = (key for key in given if key not in unfit)
     return {key: getattr(value, key) for key in kept if hasattr(value, key)}
 
 
