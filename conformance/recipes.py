@@ -164,7 +164,7 @@ def _gridded(recipe: Recipe) -> Tensor:
     return recipe.normal(BATCH * _grid_side(recipe) ** 2, size)
 
 
-_GRIDS = frozenset({"image_grid_thw", "grid_thw", "image_grid_hws"})
+_GRIDS = frozenset({"image_grid_thw", "grid_thw", "image_grid_hws", "image_grid_hw"})
 _LISTED = frozenset({"spatial_shapes", "pixel_position_ids", "image_position_ids"})
 _VIDEO = ("instructblipvideo", "timesformer", "vivit", "videomae", "vjepa", "video", "tvp")
 # Families that cut an image into tiles, f32[batch, tiles, channels, height, width].
@@ -218,6 +218,7 @@ _OWN_PIXELS: tuple[tuple[str, Callable[[Recipe], Tensor]], ...] = (
     ("fuyu", lambda r: r.normal(BATCH, 4, r.channels * _patch(r) ** 2)),
     ("inkling2", _squares),
     ("inkling", _moving_squares),
+    ("molmo2", lambda r: r.normal(BATCH, 16, r.channels * _patch(r) ** 2)),
     ("minicpmv4_7_vision", _strip),
     ("minicpm_ocr_vision", _strip),
     ("neomme", lambda r: r.normal(BATCH * 16, r.channels * _patch(r) ** 2)),
@@ -344,6 +345,7 @@ _CODECS = (
     "pe_audio",
     "omniasr",
     "csm",
+    "neucodec",
     "pocket_tts",
 )
 
@@ -528,6 +530,7 @@ MAKERS: dict[str, Maker] = {
     "image_grid_thw": _grid,
     "grid_thw": _grid,
     "image_grid_hws": lambda r: _grid(r)[:, 1:],
+    "image_grid_hw": lambda r: _grid(r)[:, 1:],
     "spatial_shapes": lambda r: torch.tensor([[4, 4]] * BATCH),
     "pixel_attention_mask": _seen,
     "pixel_position_ids": _places,

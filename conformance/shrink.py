@@ -280,6 +280,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     },
     "FunAsrNanoAdaptorConfig": {"intermediate_size": WIDTH // 4},
     "Granite4VisionConfig": {
+        "downsample_rate": "2/4",
         "deepstack_layer_map": [[-2, 0], [-1, 1]],
         "spatial_target_layers": [0, 1, 2, 3],
         "text_config": Inner(num_hidden_layers=4),
@@ -333,7 +334,11 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
             **{f"IMGIMG{''.join(chr(65 + int(d)) for d in str(code))}Z": 10 + code for code in range(64)},
         },
     },
-    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
+    "DeepseekOcr2TextConfig": {
+        "mlp_layer_types": ["dense", "sparse"],
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": WIDTH,
+    },
     "DiffusionGemmaTextConfig": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": WIDTH},
     "CohereCompassTextConfig": {
         "rope_parameters": {
@@ -398,6 +403,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "MPNetConfig": {"relative_attention_num_buckets": 32},
     "DeepseekOcr2SamVisionConfig": {"downsample_channels": [32, WIDTH]},
     "UnlimitedOcrSamVisionConfig": {"downsample_channels": [32, WIDTH]},
+    "Dots3NoteAudioConfig": {"adapter_input_size": WIDTH, "adapter_out_dim": WIDTH},
     "Dots3NoteVisionConfig": {
         "mlp_layer_types": ["dense", "sparse"],
         "num_hidden_layers": 2,
