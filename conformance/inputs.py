@@ -157,7 +157,8 @@ def _wanted(recipe: Recipe) -> list[str]:
     for name in list(wanted):
         wanted += [companion for companion in _COMPANIONS.get(name, ()) if companion in parameters]
     starts = type(model).__name__.endswith(_FROM_THE_INPUT) and "decoder_input_ids" not in needed
-    decodes = (recipe.is_encoder_decoder and not starts) or type(model).__name__ == "BlipForQuestionAnswering"
+    asks = type(model).__name__ == "BlipForQuestionAnswering" or recipe.family == "diffusion_gemma"  # it draws its own
+    decodes = (recipe.is_encoder_decoder and not starts) or asks
     if decodes and "decoder_input_ids" in parameters:
         wanted.append("decoder_input_ids")
     return list(dict.fromkeys(wanted))

@@ -428,7 +428,7 @@ def _decoder_ids(recipe: Recipe) -> Tensor:
     if recipe.family == "dia":
         decoder = recipe.config.decoder_config
         return recipe.below(decoder.vocab_size // 2, BATCH, TARGETS, decoder.num_channels)
-    return recipe.tokens(TARGETS)
+    return recipe.tokens(recipe.size("canvas_length", default=TARGETS))
 
 
 _CODED = frozenset({"MusicgenForCausalLM", "MusicgenModel", "MusicgenMelodyForCausalLM", "MusicgenMelodyModel"})

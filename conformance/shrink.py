@@ -172,7 +172,7 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"index_topk$", _at_most(WINDOW)),
         (r"mm_tokens_per_image$|index_kpool$", _at_most(4)),
         (r"^image_grid_pinpoints$", _pinpoints),
-        (r"^context_size$|^audio_chunk|^image_seq_length$", _at_most(16)),
+        (r"^canvas_length$|^context_size$|^audio_chunk|^image_seq_length$", _at_most(16)),
         (r"experts$", _at_most(EXPERTS)),
         (r"feature_layer|select_layer|feat_extract|kv_shared|conv_layers|subsampling_conv|adapter|^num_fpn|per_layer$|no_rope|mlp_only|random_blocks|^num_encoder_blocks$", _keep),
         (r"(^|_)(layers?|depths?|blocks?)$|n_layers?$|num_layers?$|hidden_layers$|_depths$|layer_depths|num_block_repeats", _layers),
@@ -243,6 +243,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "DPTConfig": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
     "BeitConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "Data2VecVisionConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "Sam2VisionConfig": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "ClvpConfig": {"speech_config": Inner(vocab_size=VOCABULARY)},
     "CvtConfig": {"depth": [1, 2, 3]},
     "DINOv3ViTConfig": {"pos_embed_rescale": None},  # drawn anew in every training step
@@ -380,6 +381,12 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "T5Gemma2TextConfig": {"dropout_rate": 0.0},
     "UdopConfig": {"relative_attention_num_buckets": 32},
     "TvpConfig": {"max_img_size": 64, "visual_prompt_size": 8},
+    "PeVideoEncoderConfig": {
+        "vision_config": Inner(
+            architecture="vit_pe_core_tiny_patch16_384",
+            model_args={"img_size": 64, "depth": 2, "embed_dim": WIDTH, "num_heads": HEADS},
+        ),
+    },
     "PerceiverConfig": {
         "num_latents": 16,
         "d_latents": WIDTH,
@@ -436,9 +443,8 @@ _LOOKED_AT = frozenset({"out_indices", "out_features"})  # as deep as the small 
 _PLACEHOLDERS = frozenset(
     {"image_token_id", "image_token_index", "audio_token_id", "video_token_id", "video_token_index"}
 )
-_DERIVED = frozenset(
-    {"model_args", "image_grid_pinpoints"}
-)  # not made from other fields, though there is none by default
+# Not made from other fields, though there is none by default.
+_DERIVED = frozenset({"model_args", "image_grid_pinpoints", "image_size"})
 _LEFT_OUT = object()
 _UNSET = 1 << 30  # stands for a placeholder that has no id by default
 _TOKEN = re.compile(r"(token_ids?|token_index|token_idx)$|^(pad|bos|eos|unk|mask|cls|sep)_(index|id)$")
@@ -584,7 +590,7 @@ class _Walk:
 
 def _part_left_out(config: Config, name: str) -> Config | None:
     """The configuration of a part that is optional and not there by default: an encoder of images, or of sounds."""
-    spec = getattr(type(config), "sub_configs_defaults", {}).get(name)
+    spec: Any = getattr(type(config), "sub_configs_defaults", {}).get(name)
     if not getattr(spec, "optional", False):
         return None
     return spec.get_config_class(spec.model_type)(**spec.init_kwargs)
