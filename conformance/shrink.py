@@ -294,7 +294,6 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "MoonshineStreamingConfig": {"num_key_value_heads": HEADS},
     "MuseGlimmerConfig": {"out_hidden_size": 4 * WIDTH},
     "MuseSparkConfig": {"out_hidden_size": 4 * WIDTH},
-    "PeVideoEncoderConfig": {"vision_config": _SMALL_VIT},
     "PerceptionLMConfig": {"vision_config": _SMALL_VIT},
     "PPDocLayoutV2Config": {"class_thresholds": [0.5] * 25, "class_order": list(range(25))},
     "PaddleOCRTextConfig": {
