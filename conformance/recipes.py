@@ -166,7 +166,7 @@ def _gridded(recipe: Recipe) -> Tensor:
 
 _GRIDS = frozenset({"image_grid_thw", "grid_thw", "image_grid_hws", "image_grid_hw"})
 _LISTED = frozenset({"spatial_shapes", "pixel_position_ids", "image_position_ids"})
-_VIDEO = ("instructblipvideo", "timesformer", "vivit", "videomae", "vjepa", "video", "tvp")
+_VIDEO = ("instructblipvideo", "timesformer", "vivit", "videomae", "vjepa", "videomt", "videoprism", "tvp")
 # Families that cut an image into tiles, f32[batch, tiles, channels, height, width].
 _TILED = (
     "idefics", "smolvlm", "modernvbert", "ultra", "colmodernvbert", "inkling", "llava_next", "llava_onevision", "granite4_vision",
@@ -219,8 +219,9 @@ _OWN_PIXELS: tuple[tuple[str, Callable[[Recipe], Tensor]], ...] = (
     ("inkling2", _squares),
     ("inkling", _moving_squares),
     ("molmo2", lambda r: r.normal(BATCH, 16, r.channels * _patch(r) ** 2)),
-    ("minicpmv4_7_vision", _strip),
-    ("minicpm_ocr_vision", _strip),
+    ("minicpmv4_6", _strip),
+    ("minicpmv4_7", _strip),
+    ("minicpm_ocr", _strip),
     ("neomme", lambda r: r.normal(BATCH * 16, r.channels * _patch(r) ** 2)),
     ("kimi", _patches),
     ("colqwen2", lambda r: _gridded(r).reshape(BATCH, _grid_side(r) ** 2, -1)),
@@ -341,7 +342,7 @@ _CODECS = (
     "snac",
     "higgs",
     "wavtokenizer",
-    "vibevoice_acoustic",
+    "vibevoice",
     "pe_audio",
     "omniasr",
     "csm",
@@ -530,6 +531,8 @@ MAKERS: dict[str, Maker] = {
     "image_grid_thw": _grid,
     "grid_thw": _grid,
     "image_grid_hws": lambda r: _grid(r)[:, 1:],
+    "merge_sizes": lambda r: torch.full((BATCH,), _merged(r)),
+    "image_merge_sizes": lambda r: torch.full((BATCH,), _merged(r)),
     "image_grid_hw": lambda r: _grid(r)[:, 1:],
     "spatial_shapes": lambda r: torch.tensor([[4, 4]] * BATCH),
     "pixel_attention_mask": _seen,

@@ -105,7 +105,7 @@ def _image(value: Any, config: Config) -> Any:
     """Side of an image: four patches, three where the number of patches is odd; pairs stay pairs in their ratio."""
     if isinstance(value, (list, tuple)) and value and all(_is_size(entry) for entry in value):
         small = _image(min(value), config)
-        return [small * entry // min(value) for entry in value]
+        return [small * (entry // min(value)) for entry in value]  # of whole numbers: patches have to fit
     if isinstance(value, (list, tuple)):
         return [_image(entry, config) for entry in value]
     if not _is_size(value):
@@ -229,6 +229,11 @@ _TEXT_LINES = {
         },
     },
 }
+# Two layers share a transformer.
+_SHARED = {
+    "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"],
+    "num_hidden_layers": 5,
+}
 _SMALL_VIT = Inner(
     architecture="vit_pe_core_large_patch14_336",
     model_args={"embed_dim": WIDTH, "depth": 2, "num_heads": HEADS, "img_size": 56},
@@ -250,6 +255,10 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "EfficientNetConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
     "AlignVisionConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
     "AlignConfig": {"projection_dim": 80},  # the width of the last stage
+    "VipLlavaConfig": {"vision_feature_layers": [-2, -1, 0, 1, 2]},
+    "ZambaConfig": {**_SHARED, "attention_hidden_size": 2 * WIDTH, "attention_head_dim": 2 * HEAD_DIM},
+    "Zamba2Config": _SHARED,
+    "ZoeDepthConfig": {"bottleneck_features": WIDTH},
     "XmodConfig": {"default_language": "en_XX"},
     "DeepseekV2Config": {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH},
     "Lfm2Config": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
@@ -468,6 +477,8 @@ _HEAD = Inner(
 # What a model asks of its configuration, where others of its family ask for something else.
 FOR_MODELS: Mapping[str, Mapping[str, Any]] = {
     "Blip2ForImageTextRetrieval": {"qformer_config": Inner(use_qformer_text_input=True)},
+    "Wav2Vec2BertForCTC": {"vocab_size": 32},
+    "Wav2Vec2ConformerForCTC": {"vocab_size": 32},
     "Sapiens2ForImageMatting": {"head_config": _HEAD},
     "Sapiens2ForNormalEstimation": {"head_config": _HEAD},
     "Sapiens2ForPointmapEstimation": {
@@ -590,7 +601,7 @@ class _Walk:
 def _part_left_out(config: Config, name: str) -> Config | None:
     """The configuration of a part that is optional and not there by default: an encoder of images, or of sounds."""
     spec: Any = getattr(type(config), "sub_configs_defaults", {}).get(name)
-    if not getattr(spec, "optional", False):
+    if name not in {"vision_config", "audio_config"} or not getattr(spec, "optional", False):
         return None
     return spec.get_config_class(spec.model_type)(**spec.init_kwargs)
 
