@@ -248,7 +248,6 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "DPTConfig": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
     "BeitConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "Data2VecVisionConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
-    "EdgeTamVisionConfig": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "Sam2VisionConfig": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "ClvpConfig": {"speech_config": Inner(vocab_size=VOCABULARY)},
     "CvtConfig": {"depth": [1, 2, 3]},
