@@ -86,11 +86,12 @@ _ALSO = {
     "CsmForConditionalGeneration": ("input_values_cutoffs",),
     "SpeechT5Model": ("decoder_input_values",),
     "SpeechT5ForTextToSpeech": ("decoder_input_values", "speaker_embeddings"),
+    "PI0ForConditionalGeneration": ("noise", "timestep", "pixel_attention_mask"),
+    "PI0Model": ("pixel_attention_mask",),
+    "PeAudioVideoEncoder": ("pixel_values_videos",),
     "Kosmos2Model": ("image_embeds_position_mask",),
     "Kosmos2ForConditionalGeneration": ("image_embeds_position_mask",),
 }
-# The class reads a field of its text model's answer that the answer has not; as a tuple it has none.
-_CONSTANTS = {"Llama4ForConditionalGeneration": {"return_dict": False}}
 _FROM_THE_INPUT = ("ForSequenceClassification", "ForQuestionAnswering")  # their decoders start from the input itself
 
 
@@ -101,7 +102,6 @@ def for_signature(model: nn.Module, seed: int) -> dict[str, Any]:
     _make(recipe, _wanted(recipe), found)
     _make(recipe, companions(recipe, found), found)
     placed(recipe, found)
-    found |= _CONSTANTS.get(type(model).__name__, {})
     if "input_values" in found and "audio_codes" not in _needed(recipe):
         found.pop("audio_codes", None)  # what a codec made of them earlier
     for name, other in _INSTEAD.get(recipe.family, ()):

@@ -20,6 +20,7 @@ __all__ = ["companions", "placed"]
 
 _AROUND = 4  # tokens of text before and after
 _IMAGE, _VIDEO, _AUDIO = 1, 2, 3  # as mm_token_type_ids counts them
+_BEFORE_THE_TEXT = ("pi0",)  # families that put their features there themselves
 _VIDEOS_ALONE = ("instructblipvideo",)  # families whose pixel_values are videos
 # What kind it is, the settings that name its placeholder, the method that makes its features, and what those are made of.
 _KINDS = (
@@ -50,7 +51,7 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 
 def placed(recipe: Recipe, found: dict[str, Any]) -> None:
     """Put placeholders into the text of ``found``, in place, with the masks that go with them."""
-    if "input_ids" not in found:
+    if "input_ids" not in found or recipe.family in _BEFORE_THE_TEXT:
         return
     parts: dict[int, Tensor] = {}
     for kind, settings, method, argument in _KINDS:

@@ -21,6 +21,7 @@ _FIRST_TOKEN = 5  # the special ones come before
 
 _NESTED = (
     "text_config", "vision_config", "audio_config", "encoder", "decoder", "encoder_config", "decoder_config", "asr_config", "diarization_config",
+    "video_config", "semantic_config", "semantic_model_config",
     "backbone_config", "thinker_config", "vlm_config", "vision_encoder_config", "prompt_encoder_config",
 )  # fmt: skip
 
@@ -163,13 +164,13 @@ def _gridded(recipe: Recipe) -> Tensor:
     return recipe.normal(BATCH * _grid_side(recipe) ** 2, size)
 
 
-_GRIDS = frozenset({"image_grid_thw", "grid_thw", "image_grid_hws"})
+_GRIDS = frozenset({"image_grid_thw", "grid_thw", "image_grid_hws", "image_grid_hw"})
 _LISTED = frozenset({"spatial_shapes", "pixel_position_ids", "image_position_ids"})
-_VIDEO = ("instructblipvideo", "timesformer", "vivit", "videomae", "vjepa", "video", "tvp")
+_VIDEO = ("instructblipvideo", "timesformer", "vivit", "videomae", "vjepa", "videomt", "videoprism", "tvp")
 # Families that cut an image into tiles, f32[batch, tiles, channels, height, width].
 _TILED = (
     "idefics", "smolvlm", "modernvbert", "ultra", "colmodernvbert", "inkling", "llava_next", "llava_onevision", "granite4_vision",
-    "cohere2_vision", "aya_vision", "granite_docling",
+    "cohere2_vision", "aya_vision", "granite_docling", "perception_lm", "pi0",
 )  # fmt: skip
 _TOLD = ("emu3", "apertus1p5")  # sizes of whole pictures
 _SIZED = ("llava_next", "llava_onevision", "granite4_vision", "phi4_multimodal")
@@ -206,11 +207,21 @@ def _moving_squares(recipe: Recipe) -> Tensor:
     return recipe.normal(BATCH * 4, recipe.size("temporal_patch_size", default=2), side, side, recipe.channels)
 
 
+def _strip(recipe: Recipe) -> Tensor:
+    """The patches of all images beside each other: f32[1, channels, side, side * patches]."""
+    count = sum(int(rows * columns) for rows, columns in MAKERS["target_sizes"](recipe))
+    return recipe.normal(1, recipe.channels, _patch(recipe), _patch(recipe) * count)
+
+
 # Families whose images come in a form of their own.
 _OWN_PIXELS: tuple[tuple[str, Callable[[Recipe], Tensor]], ...] = (
     ("fuyu", lambda r: r.normal(BATCH, 4, r.channels * _patch(r) ** 2)),
     ("inkling2", _squares),
     ("inkling", _moving_squares),
+    ("molmo2", lambda r: r.normal(BATCH, 16, r.channels * _patch(r) ** 2)),
+    ("minicpmv4_6", _strip),
+    ("minicpmv4_7", _strip),
+    ("minicpm_ocr", _strip),
     ("neomme", lambda r: r.normal(BATCH * 16, r.channels * _patch(r) ** 2)),
     ("kimi", _patches),
     ("colqwen2", lambda r: _gridded(r).reshape(BATCH, _grid_side(r) ** 2, -1)),
@@ -256,6 +267,8 @@ _CHANNELS_FIRST = ("mimi", "pocket_tts", "vibevoice_acoustic")
 
 
 def _states(recipe: Recipe) -> Tensor:
+    if type(recipe.model).__name__.endswith("TokenizerEncoderModel"):  # the sound itself
+        return recipe.normal(BATCH, 1, 3200)
     states = _hidden(recipe)
     return states.transpose(1, 2).contiguous() if recipe.family.startswith(_CHANNELS_FIRST) else states
 
@@ -281,7 +294,7 @@ def _places(recipe: Recipe) -> Tensor:
 
 def _seen(recipe: Recipe) -> Tensor | None:
     """Which patches, or tiles, are none of the padding; None where images are not padded."""
-    if recipe.family.startswith("granite_docling"):
+    if recipe.family.startswith(("granite_docling", "pi0")):
         return torch.ones(BATCH, 1, dtype=torch.bool)
     return torch.ones(BATCH, 16, dtype=torch.long) if _LISTED & recipe.parameters.keys() else None
 
@@ -329,10 +342,11 @@ _CODECS = (
     "snac",
     "higgs",
     "wavtokenizer",
-    "vibevoice_acoustic",
+    "vibevoice",
     "pe_audio",
     "omniasr",
     "csm",
+    "neucodec",
     "pocket_tts",
 )
 
@@ -490,7 +504,7 @@ MAKERS: dict[str, Maker] = {
     "features": _hidden,
     "x": _hidden,
     "query_embeds": lambda r: _hidden(r, 8),
-    "latents": lambda r: _hidden(r, 8),
+    "latents": _states,
     "encoder_hidden_states": lambda r: r.normal(
         BATCH,
         LENGTH,
@@ -517,6 +531,9 @@ MAKERS: dict[str, Maker] = {
     "image_grid_thw": _grid,
     "grid_thw": _grid,
     "image_grid_hws": lambda r: _grid(r)[:, 1:],
+    "merge_sizes": lambda r: torch.full((BATCH,), _merged(r)),
+    "image_merge_sizes": lambda r: torch.full((BATCH,), _merged(r)),
+    "image_grid_hw": lambda r: _grid(r)[:, 1:],
     "spatial_shapes": lambda r: torch.tensor([[4, 4]] * BATCH),
     "pixel_attention_mask": _seen,
     "pixel_position_ids": _places,
@@ -526,6 +543,13 @@ MAKERS: dict[str, Maker] = {
     "aspect_ratio_ids": lambda r: _ones(BATCH, 1),
     "aspect_ratio_mask": lambda r: _ones(BATCH, 1, r.size("max_num_tiles", default=4)),
     "bool_masked_pos": _masked,
+    "image_token_pooling": lambda r: torch.arange(BATCH * 16).reshape(-1, 4),  # four patches for a token
+    "image_grids": lambda r: torch.tensor([[2, 2, 0, 0]] * BATCH),
+    "classes_input_ids": lambda r: torch.cat([r.tokens(), r.tokens()]),
+    "classes_attention_mask": lambda r: _ones(2 * BATCH, LENGTH),
+    "classes_structure": lambda r: torch.full((BATCH,), 2),
+    "tasks_input_ids": lambda r: r.tokens(),
+    "tasks_attention_mask": lambda r: _ones(BATCH, LENGTH),
     "flattened_patches": _flattened,
     "image_embeds_position_mask": lambda r: _marked(r.size("latent_query_num", default=8)),
     "input_values_cutoffs": lambda r: torch.full((BATCH, 1), _waves(r).shape[-1]),
@@ -559,6 +583,10 @@ MAKERS: dict[str, Maker] = {
     "past_values_padding": lambda r: torch.zeros(_past(r).shape[:2], dtype=torch.long),
     "future_time_features": lambda r: r.normal(BATCH, _future(r), _time_features(r)),
     "future_values": lambda r: r.normal(BATCH, _future(r)),
+    "state": lambda r: r.normal(BATCH, r.size("max_state_dim", default=32)),
+    "noise": lambda r: r.normal(BATCH, r.size("chunk_size", default=16), r.size("max_action_dim", default=32)),
+    "timestep": lambda r: torch.tensor([0.25, 0.75]),
+    "action_embeds": lambda r: r.normal(BATCH, 8, r.config.dit_config.hidden_size),
     "states": lambda r: r.normal(BATCH, 4, r.size("state_dim", default=17)),
     "actions": lambda r: r.normal(BATCH, 4, r.size("act_dim", default=4)),
     "rewards": lambda r: r.normal(BATCH, 4, 1),

@@ -105,7 +105,7 @@ def _image(value: Any, config: Config) -> Any:
     """Side of an image: four patches, three where the number of patches is odd; pairs stay pairs in their ratio."""
     if isinstance(value, (list, tuple)) and value and all(_is_size(entry) for entry in value):
         small = _image(min(value), config)
-        return [small * entry // min(value) for entry in value]
+        return [small * (entry // min(value)) for entry in value]  # of whole numbers: patches have to fit
     if isinstance(value, (list, tuple)):
         return [_image(entry, config) for entry in value]
     if not _is_size(value):
@@ -229,6 +229,11 @@ _TEXT_LINES = {
         },
     },
 }
+# Two layers share a transformer.
+_SHARED = {
+    "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"],
+    "num_hidden_layers": 5,
+}
 _SMALL_VIT = Inner(
     architecture="vit_pe_core_large_patch14_336",
     model_args={"embed_dim": WIDTH, "depth": 2, "num_heads": HEADS, "img_size": 56},
@@ -250,6 +255,10 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "EfficientNetConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
     "AlignVisionConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
     "AlignConfig": {"projection_dim": 80},  # the width of the last stage
+    "VipLlavaConfig": {"vision_feature_layers": [-2, -1, 0, 1, 2]},
+    "ZambaConfig": {**_SHARED, "attention_hidden_size": 2 * WIDTH, "attention_head_dim": 2 * HEAD_DIM},
+    "Zamba2Config": _SHARED,
+    "ZoeDepthConfig": {"bottleneck_features": WIDTH},
     "XmodConfig": {"default_language": "en_XX"},
     "DeepseekV2Config": {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH},
     "Lfm2Config": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
@@ -280,6 +289,12 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
         "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
     },
     "FunAsrNanoAdaptorConfig": {"intermediate_size": WIDTH // 4},
+    "Granite4VisionConfig": {
+        "downsample_rate": "2/4",
+        "deepstack_layer_map": [[-2, 0], [-1, 1]],
+        "spatial_target_layers": [0, 1, 2, 3],
+        "text_config": Inner(num_hidden_layers=4),
+    },
     "GraniteSpeechConfig": {"window_size": 15},
     "GraniteSpeechPlusConfig": {"window_size": 15},
     "MllamaVisionConfig": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 3 * WIDTH},
@@ -288,9 +303,8 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "MoonshineStreamingConfig": {"num_key_value_heads": HEADS},
     "MuseGlimmerConfig": {"out_hidden_size": 4 * WIDTH},
     "MuseSparkConfig": {"out_hidden_size": 4 * WIDTH},
-    "PeVideoEncoderConfig": {"vision_config": _SMALL_VIT},
     "PerceptionLMConfig": {"vision_config": _SMALL_VIT},
-    "PPDocLayoutV2Config": {"class_thresholds": [0.5] * 25},
+    "PPDocLayoutV2Config": {"class_thresholds": [0.5] * 25, "class_order": list(range(25))},
     "PaddleOCRTextConfig": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [2, 3, 3]},
     },
@@ -329,7 +343,11 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
             **{f"IMGIMG{''.join(chr(65 + int(d)) for d in str(code))}Z": 10 + code for code in range(64)},
         },
     },
-    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"]},
+    "DeepseekOcr2TextConfig": {
+        "mlp_layer_types": ["dense", "sparse"],
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": WIDTH,
+    },
     "DiffusionGemmaTextConfig": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": WIDTH},
     "CohereCompassTextConfig": {
         "rope_parameters": {
@@ -338,7 +356,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
-    "NemotronH_Omni_Reasoning_V3_Config": {"audio_config": Inner(projection_hidden_size=WIDTH)},
+    "NemotronH_Omni_Reasoning_V3_Config": {"audio_config": Inner(projection_hidden_size=WIDTH, projection_bias=False)},
     "NemotronConfig": {"num_key_value_heads": 2, "head_dim": HEAD_DIM},
     "LayoutLMv3Config": {"coordinate_size": 12, "shape_size": 8, "input_size": 64},
     "LiltConfig": {"hidden_size": 96},
@@ -354,6 +372,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "MMGroundingDinoConfig": {"num_queries": 4},
     "Qwen2_5OmniThinkerConfig": {"vision_start_token_id": 400},
     "Qwen3OmniMoeThinkerConfig": {"vision_start_token_id": 400},
+    "Qwen3OmniMoeTalkerConfig": {"spatial_merge_size": 2},
     "Qwen3OmniMoeTalkerTextConfig": {"shared_expert_intermediate_size": WIDTH},
     "ReformerConfig": {"axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 48]},
     "Sam3TrackerConfig": {"vision_config": Inner(backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]])},
@@ -368,6 +387,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "MaskFormerSwinConfig": {"window_size": 2},
     "SuperPointConfig": {"keypoint_decoder_dim": 65},
     "T5Gemma2TextConfig": {"dropout_rate": 0.0},
+    "UdopConfig": {"relative_attention_num_buckets": 32},
     "TvpConfig": {"max_img_size": 64, "visual_prompt_size": 8},
     "PeVideoEncoderConfig": {
         "vision_config": Inner(
@@ -398,11 +418,14 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "MPNetConfig": {"relative_attention_num_buckets": 32},
     "DeepseekOcr2SamVisionConfig": {"downsample_channels": [32, WIDTH]},
     "UnlimitedOcrSamVisionConfig": {"downsample_channels": [32, WIDTH]},
+    "Dots3NoteAudioConfig": {"adapter_input_size": WIDTH, "adapter_out_dim": WIDTH},
     "Dots3NoteVisionConfig": {
         "mlp_layer_types": ["dense", "sparse"],
         "num_hidden_layers": 2,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
+        "adapter_in_dim": WIDTH,
+        "adapter_out_dim": WIDTH,
     },
     "DeepseekVLHybridConfig": {"high_res_vision_config": Inner(global_attn_indexes=[0])},
     "DepthProConfig": {
@@ -454,6 +477,8 @@ _HEAD = Inner(
 # What a model asks of its configuration, where others of its family ask for something else.
 FOR_MODELS: Mapping[str, Mapping[str, Any]] = {
     "Blip2ForImageTextRetrieval": {"qformer_config": Inner(use_qformer_text_input=True)},
+    "Wav2Vec2BertForCTC": {"vocab_size": 32},
+    "Wav2Vec2ConformerForCTC": {"vocab_size": 32},
     "Sapiens2ForImageMatting": {"head_config": _HEAD},
     "Sapiens2ForNormalEstimation": {"head_config": _HEAD},
     "Sapiens2ForPointmapEstimation": {
@@ -461,7 +486,7 @@ FOR_MODELS: Mapping[str, Mapping[str, Any]] = {
             _HEAD,
             scale_conv_out_channels=[16],
             scale_conv_kernel_sizes=[1],
-            scale_final_input_size=256,
+            scale_final_input_size=WIDTH,
             scale_final_hidden_sizes=[16, 8],
         )
     },
@@ -576,7 +601,7 @@ class _Walk:
 def _part_left_out(config: Config, name: str) -> Config | None:
     """The configuration of a part that is optional and not there by default: an encoder of images, or of sounds."""
     spec: Any = getattr(type(config), "sub_configs_defaults", {}).get(name)
-    if not getattr(spec, "optional", False):
+    if name not in {"vision_config", "audio_config"} or not getattr(spec, "optional", False):
         return None
     return spec.get_config_class(spec.model_type)(**spec.init_kwargs)
 
@@ -586,7 +611,8 @@ def _additional(config: Config, name: str, value: Any) -> dict[str, Any]:
     spec = getattr(type(config), "sub_configs_defaults", {}).get(name)
     given = getattr(spec, "init_kwargs", None) or {}
     declared = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
-    kept = (key for key in given if key not in declared and key not in _LOOKED_AT)
+    unfit = declared | (_LOOKED_AT if hasattr(value, "num_hidden_layers") else set())
+    kept = (key for key in given if key not in unfit)
     return {key: getattr(value, key) for key in kept if hasattr(value, key)}
 
 

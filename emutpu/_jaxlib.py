@@ -15,7 +15,7 @@ import os
 import platform
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -45,6 +45,8 @@ __all__ = [
     "read_module",
     "result_handler",
     "run_passes",
+    "select_stream",
+    "selected_stream",
     "serialize",
     "serialize_xspace",
     "shaped",
@@ -268,6 +270,18 @@ def to_numpy(array: Any) -> np.ndarray[Any, Any]:
 def result_handler(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any) -> Any:
     """What turns one result of ``execute_sharded`` into a ``jax.Array`` without asking Python anything."""
     return _jax.array_result_handler(shaped(shape, dtype), sharding, True, True)
+
+
+def _no_stream(stream: int) -> None:
+    """Without streams every launch waits for the one before it."""
+
+
+selected_stream: Callable[[], int] = getattr(_jax, "get_execution_stream_id", lambda: 0)
+"""The stream of the calling thread's launches, 0 unless somebody selected another."""
+select_stream: Callable[[int], None] = getattr(_jax, "set_execution_stream_id", _no_stream)
+"""Put the calling thread's launches on a stream: those of one stream are done one after another, others beside them. What a
+launch reads it waits for, whichever stream that comes from. Releases without streams take no notice.
+"""
 
 
 def xla_error_types() -> tuple[type[Exception], ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from emutpu._jaxlib import ir, read_module
 from emutpu.backend.pjrt import Aval, InvalidArgument, Unimplemented
 
-__all__ = ["DTYPES", "WIDEST", "ModuleInfo", "element_name", "inspect", "parse", "walk"]
+__all__ = ["DTYPES", "WIDEST", "ModuleInfo", "element_name", "entry", "inspect", "parse", "walk"]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "i1": np.dtype(np.bool_),
@@ -67,7 +67,7 @@ def parse(module: bytes) -> Any:
 
 def inspect(module: Any) -> ModuleInfo:
     """Interface and ops of a parsed module. Raises InvalidArgument for a missing ``main`` or an absurd extent."""
-    main = _entry(module)
+    main = entry(module)
     ops: set[str] = set()
     largest = 0
     for operation in walk(module.operation):
@@ -89,7 +89,8 @@ def inspect(module: Any) -> ModuleInfo:
     )
 
 
-def _entry(module: Any) -> Any:
+def entry(module: Any) -> Any:
+    """The function ``main``. Raises InvalidArgument where there is none."""
     for operation in module.body.operations:
         if operation.operation.name == "func.func" and operation.sym_name.value == "main":
             return operation

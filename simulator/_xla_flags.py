@@ -32,6 +32,7 @@ from emutpu.backend.pjrt import CompileOptions, Effort, InvalidArgument
 
 from ._modules import WIDEST, ModuleInfo, walk
 from ._tpu_flags import tpu_flags
+from .convolutions import OWN_THREADS, on_own_threads, separate_operands
 from .legalize import Rounding, legalize_precision, passes, plain_dot, widen_bf16_dots
 from .rng import unsign_rng
 
@@ -90,6 +91,10 @@ def prepare(module: Any, info: ModuleInfo, options: CompileOptions, *, quick: bo
         legalize_precision(module, info, Rounding.CONVERT, native_highest=native_highest)
         flags += _LIBRARY
     else:
+        if on_own_threads(module, info):
+            flags += OWN_THREADS
+        if not eager:
+            separate_operands(module, info)
         widen_bf16_dots(module, info)
         legalize_precision(module, info, Rounding.REDUCE, native_highest=native_highest)
     excess = ("xla_allow_excess_precision", str(options.excess_precision).lower())

@@ -442,8 +442,9 @@ def _several(one: str) -> Row:
     condition = inputs["controlnet_cond"]
     per_network = {"controlnet_cond": listed(condition, condition), "conditioning_scale": value([1.0, 0.5])}
     if one == "FluxControlNetModel":
-        per_network["controlnet_mode"] = value([None, None])
-    return {"controlnets": [{"class": one, "config": settings}] * 2}, inputs | per_network
+        per_network["controlnet_mode"] = listed(tensor([0]), tensor([0]))
+    count = 1 if one == "QwenImageControlNetModel" else 2  # that one looks at all of the conditions itself
+    return {"controlnets": [{"class": one, "config": settings}] * count}, inputs | per_network
 
 
 _CONTROLNETS = {name: _several(one) for name, one in _SEVERAL.items()}

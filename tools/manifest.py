@@ -247,7 +247,8 @@ def _of_wheel(wheel: Path, name: str) -> Any:
 _WIDE = frozenset(
     """
     align hgnet_v2 d_fine deimv2 glpn efficientloftr pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_ocrv5_server_rec
-    rt_detr rt_detr_v2 textnet poolformer uvdoc slanext pp_formulanet sam sam_hq sam2 sam2_hiera_det_model sam2_vision_model
+    rt_detr rt_detr_v2 pp_ocrv5_server_det pp_ocrv6_medium_det pp_ocrv6_small_det textnet poolformer uvdoc slanext
+    pp_formulanet sam sam_hq sam2 sam2_hiera_det_model sam2_vision_model
     """.split()  # noqa: SIM905  # as above
 )
 

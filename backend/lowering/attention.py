@@ -28,12 +28,18 @@ def _grouped(x: Value, heads: int) -> Value:
     return x.reshape((x.shape[0], heads, x.shape[1] // heads * x.shape[2], x.shape[3]))
 
 
-def _scores(q: Value, k: Value, bias: Value | None, causal: bool, scale: float | None) -> Value:
-    """[B, H, L, S], float32 or float64: scaled, biased, masked with -inf."""
+def _scores(q: Value, k: Value, bias: Value | None, causal: bool, scale: float | None) -> tuple[Value, float]:
+    """[B, H, L, S], float32 or float64, biased and masked with -inf; and what they are still to be multiplied with.
+
+    Scaled after the largest is subtracted: a product that is subtracted from becomes one instruction with it, which does
+    not round the product, and the largest, which was rounded, would no longer be the largest of large scores.
+    """
     builder = q.builder
     shape = (*q.shape[:3], k.shape[2])
     scores = contract(_grouped(q, k.shape[1]), k, ((3,), (3,)), _HEADS).reshape(shape)
-    scores = scores * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
+    factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    if factor <= 0 or (bias is not None and bias.dtype != torch.bool):
+        scores, factor = scores * factor, 1.0
     if bias is not None and bias.dtype == torch.bool:
         scores = builder.select(bias.broadcast(shape), scores, -math.inf)
     elif bias is not None:
@@ -42,20 +48,28 @@ def _scores(q: Value, k: Value, bias: Value | None, causal: bool, scale: float |
         square = shape[2:]
         seen = builder.iota(square, 0, torch.int32) >= builder.iota(square, 1, torch.int32)
         scores = builder.select(seen.broadcast(shape), scores, -math.inf)
-    return scores
+    return scores, factor
 
 
-def _weigh(scores: Value, v: Value) -> tuple[Value, Value, Value]:
-    """Output, logsumexp [B, H, L] and probabilities, all in computation precision."""
-    builder = scores.builder
+def _shares(scores: Value, factor: float) -> tuple[Value, Value, Value]:
+    """What a softmax is made of: the exponentials, their sum (0 in a row that is all -inf) and the largest score."""
     top = scores.max([3], keepdim=True)
-    top = builder.select(top.eq(-math.inf), 0, top)
-    weights = (scores - top).exp()
-    total = weights.sum([3], keepdim=True)
-    divisor = builder.select(total.eq(0), 1, total)
+    top = scores.builder.select(top.eq(-math.inf), 0, top)
+    weights = ((scores - top) * factor).exp()
+    return weights, weights.sum([3], keepdim=True), top
+
+
+def _divisor(total: Value) -> Value:
+    return total.builder.select(total.eq(0), 1, total)
+
+
+def _weigh(scores: Value, factor: float, v: Value) -> tuple[Value, Value, Value]:
+    """Output, logsumexp [B, H, L] and probabilities, all in computation precision."""
+    weights, total, top = _shares(scores, factor)
+    divisor = _divisor(total)
     shape = (*scores.shape[:3], v.shape[3])
     output = contract(_grouped(weights.convert(v.dtype), v.shape[1]), v, ((3,), (2,)), _HEADS).reshape(shape)
-    return output / divisor, (top + total.log()).reshape(scores.shape[:3]), weights / divisor
+    return output / divisor, (top * factor + total.log()).reshape(scores.shape[:3]), weights / divisor
 
 
 def _refuse_dropout(dropout_p: float) -> None:
@@ -84,7 +98,7 @@ def _attention(
     scale: float | None,
 ) -> list[Value | None]:
     _refuse_dropout(dropout_p)
-    output, logsumexp, _ = _weigh(_scores(q, k, bias, causal, scale), v)
+    output, logsumexp, _ = _weigh(*_scores(q, k, bias, causal, scale), v)
     unused = cx.builder.full(0, (), torch.int64)
     return [output.convert(q.dtype), logsumexp.convert(torch.float32), None, None, unused, unused, None]
 
@@ -123,18 +137,17 @@ def _attention_backward(
 ) -> list[Value | None]:
     _, _, _, _, dropout_p, causal, _, _, scale = rest
     _refuse_dropout(dropout_p)
-    builder, heads = cx.builder, k.shape[1]
-    scores = _scores(q, k, bias, causal, scale)
-    logsumexp = logsumexp.convert(scores.dtype)
-    logsumexp = builder.select(logsumexp.eq(-math.inf), 0, logsumexp)
-    weights = (scores - logsumexp.reshape((*logsumexp.shape, 1))).exp()
+    heads = k.shape[1]
+    # From the scores again: of large ones the logsumexp, which is rounded, says less than their differences.
+    weights, total, _ = _shares(*_scores(q, k, bias, causal, scale))
+    weights = weights / _divisor(total)
     compute = weights.dtype
     results: list[Value | None] = [None] * 4
     if wanted[2]:
         shares = _grouped(weights.convert(v.dtype), heads)
         results[2] = contract(shares, _grouped(grad, heads), ((2,), (2,)), _HEADS).convert(v.dtype)
     delta = (grad.convert(compute) * out.convert(compute)).sum([3], keepdim=True)
-    slopes = contract(_grouped(grad, heads), v, ((3,), (3,)), _HEADS).reshape(scores.shape)
+    slopes = contract(_grouped(grad, heads), v, ((3,), (3,)), _HEADS).reshape(weights.shape)
     slopes = weights * (slopes - delta)
     factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     shared = _grouped((slopes * factor).convert(q.dtype), heads)
@@ -181,7 +194,7 @@ def _multi_head(
         split = _linear(x, weight, bias).reshape((*x.shape[:2], heads, width // heads))
         parts.append(split.transpose((0, 2, 1, 3)))
     allowed = None if mask is None else ~_mask(mask.convert(torch.bool), mask_type)
-    output, _, weights = _weigh(_scores(parts[0], parts[1], allowed, False, None), parts[2])
+    output, _, weights = _weigh(*_scores(parts[0], parts[1], allowed, False, None), parts[2])
     joined = output.convert(q.dtype).transpose((0, 2, 1, 3)).reshape(q.shape)
     return _linear(joined, *projection), weights
 

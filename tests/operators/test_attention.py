@@ -164,3 +164,24 @@ def test_evaluation_is_one_launch() -> None:
     with torch.no_grad():
         module(torch.randn(2, 5, 16).to("tpu"))
     assert _launches(name) == before + 1
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_large_scores(masked: bool) -> None:
+    """Scores of which a rounding error is larger than one: the largest takes it all, forward and backward stay finite."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 8, 8, generator=generator) for _ in range(3))
+    mask = torch.ones(8, 8, dtype=torch.bool).tril() if masked else None
+
+    def run(device: str) -> list[torch.Tensor]:
+        leaves = [t.to(device).requires_grad_() for t in (q, k, v)]
+        placed = None if mask is None else mask.to(device)
+        result = torch.nn.functional.scaled_dot_product_attention(
+            leaves[0], leaves[1] * 2.0**50, leaves[2], attn_mask=placed
+        )
+        return [result, torch.autograd.grad(result.sum(), leaves[2])[0]]
+
+    with highest():
+        actual = run("tpu")
+    for expected, found in zip(run("cpu"), actual, strict=True):
+        assert_same(found, expected, what="attention of large scores")

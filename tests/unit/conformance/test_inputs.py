@@ -111,3 +111,79 @@ def test_a_backbone_keeps_as_many_stages():
     backbone = small.backbone_config
     assert len(backbone.out_indices) == len(small.neck_hidden_sizes) == 4
     assert backbone.num_hidden_layers == 4
+
+
+def test_parts_that_are_optional_are_there():
+    """Gemma 4 sees and hears: both encoders exist, and the text has the places of what each of them gives."""
+    built, answer = _runs("transformers/Gemma4ForConditionalGeneration")
+    config, ids = built.model.config, built.inputs["input_ids"]
+    kinds = built.inputs["mm_token_type_ids"]
+    for token, kind, pixels in (
+        (config.image_token_id, 1, "pixel_values"),
+        (config.audio_token_id, 3, "input_features"),
+    ):
+        assert (ids == token).any()
+        assert torch.equal(kinds == kind, ids == token)
+        with torch.no_grad():
+            changed = built.model(**{**built.inputs, pixels: built.inputs[pixels] * 2 + 1})
+        assert not torch.allclose(answer.logits, changed.logits)
+
+
+def test_places_are_counted_by_lengths_where_the_encoder_wants_the_text():
+    """MusicFlamingo asks its encoder for the text itself, Qwen2Audio has no method: the lengths of the encoder decide."""
+    for name in ("MusicFlamingoForConditionalGeneration", "Qwen2AudioForConditionalGeneration"):
+        built, answer = _runs(f"transformers/{name}")
+        assert (built.inputs["input_ids"] == built.model.config.audio_token_id).any()
+        assert answer.logits.isfinite().all()
+
+
+def test_pictures_are_cut_into_tiles_of_the_small_image():
+    """The resolutions of LLaVA-NeXT are as many small images wide and high as they were."""
+    default = transformers.LlavaNextConfig()
+    small = shrunk(default)
+    before, after = default.vision_config.image_size, small.vision_config.image_size
+    assert after < before
+    tiles = [[extent // before for extent in pair] for pair in default.image_grid_pinpoints]
+    assert [[extent // after for extent in pair] for pair in small.image_grid_pinpoints] == tiles
+
+
+def test_an_assistant_takes_what_the_larger_model_made():
+    """Embeddings and states beside each other, keys and values by type of layer; it cannot generate alone."""
+    built, answer = _runs("transformers/Gemma4AssistantForCausalLM")
+    assert built.inputs["inputs_embeds"].shape[-1] == 2 * built.model.config.backbone_hidden_size
+    assert set(built.inputs["shared_kv_states"]) == {"full_attention", "sliding_attention"}
+    assert not built.generates
+    assert answer.logits.isfinite().all()
+
+
+def test_pairs_of_sides_keep_their_ratio():
+    """SegGPT's picture is twice as high as wide."""
+    height, width = shrunk(transformers.SegGptConfig()).image_size
+    assert height == 2 * width == 128
+
+
+def test_what_one_class_asks_of_its_configuration():
+    """Reformer decodes for its language model alone."""
+    assert shrunk(transformers.ReformerConfig(), model="ReformerModelWithLMHead").is_decoder
+    assert not shrunk(transformers.ReformerConfig(), model="ReformerModel").is_decoder
+
+
+def test_several_control_networks_are_built_from_their_settings():
+    """Two networks, a condition for each."""
+    pytest.importorskip("diffusers")
+    built, _ = _runs("diffusers/MultiControlNetModel")
+    assert len(built.model.nets) == len(built.inputs["controlnet_cond"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("torchvision/r3d_18", {"x": (1, 3, 8, 64, 64)}),
+        ("torchvision/raft_small", {"image1": (1, 3, 128, 128), "image2": (1, 3, 128, 128)}),
+        ("torchvision/resnet18", {"x": (2, 3, 64, 64)}),
+    ],
+)
+def test_what_networks_of_torchvision_see(name, shapes):
+    """A video, a pair of images, or a batch of images."""
+    built = build(programs()[name], drawn=False)
+    assert {argument: tuple(value.shape) for argument, value in built.inputs.items()} == shapes
