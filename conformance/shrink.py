@@ -44,6 +44,10 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _none(value: Any, config: Config) -> Any:
+    return None
+
+
 def _keep(value: Any, config: Config) -> Any:
     return value
 
@@ -160,6 +164,7 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
     for pattern, rule in (
         (r"^(num_labels|id2label|label2id|chunk_size_feed_forward|type_vocab_size|num_channels)$", _keep),
         (r"^rope_(parameters|scaling)$", _sections),
+        (r"^pos_embed_rescale$", _none),  # drawn anew in every training step
         (r"vocab_size|^n_words$|_vocab$", _at_most(VOCABULARY)),
         (r"^(" + "|".join(_PATTERNS) + ")$", _pattern),
         (r"max_position|n_positions|max_source_pos|max_target_pos|^n_ctx$|max_seq|position_embeddings$|max_pos", _at_most(POSITIONS)),
@@ -251,7 +256,6 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "Sam2VisionConfig": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "ClvpConfig": {"speech_config": Inner(vocab_size=VOCABULARY)},
     "CvtConfig": {"depth": [1, 2, 3]},
-    "DINOv3ViTConfig": {"pos_embed_rescale": None},  # drawn anew in every training step
     "EfficientNetConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
     "AlignVisionConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
     "AlignConfig": {"projection_dim": 80},  # the width of the last stage
@@ -389,6 +393,7 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "T5Gemma2TextConfig": {"dropout_rate": 0.0},
     "UdopConfig": {"relative_attention_num_buckets": 32},
     "TvpConfig": {"max_img_size": 64, "visual_prompt_size": 8},
+    "FastVlmConfig": {"vision_config": Inner(architecture="fastvit_mci0", hidden_size=1024)},
     "PeVideoEncoderConfig": {
         "vision_config": Inner(
             architecture="vit_pe_core_tiny_patch16_384",
