@@ -22,6 +22,7 @@ SHORT: Mapping[str, str] = {
     "timm/eca_botnext": "relative positions have the width of a head",
     "timm/eca_halonext": "relative positions have the width of a head",
     "timm/efficientvim_m4": "a state has as many numbers as there are channels elsewhere",
+    "timm/fasternet_m": "a quarter of 144 channels is no multiple of anything",
     "timm/fasternet_t0": "a quarter of 40 channels is no multiple of anything",
     "timm/fastvit_ma36": "a projection of 76 channels in groups",
     "timm/focalnet": "a projection gives context and as many gates as there are levels in one",
@@ -47,6 +48,7 @@ SHORT: Mapping[str, str] = {
     "timm/rexnet": "each block adds channels that its forward counts by numbers of its own",
     "timm/samvit": "relative positions have the width of a head",
     "timm/sequencer": "an LSTM keeps its weights in a list of its own",
+    "timm/shvit_s2": "channels are split into parts that are no multiple of anything",
     "timm/shvit_s3": "channels are split into parts that are no multiple of anything",
     "timm/shvit_s4": "channels are split into parts that are no multiple of anything",
     "timm/tf_efficientnet_cc": "kernels are mixed from tables of them",
@@ -77,8 +79,8 @@ SIDES: Mapping[str, tuple[int, str]] = {
     "timm/inception_resnet": (96, "kernels without padding"),
     "timm/lamhalobotnet": (256, "attention in blocks of 8x8 places after five halvings"),
     "timm/sehalonet": (256, "attention in blocks of 8x8 places after five halvings"),
-    "torchvision/inception": (96, "kernels without padding"),
-    "torchvision/quantized_inception": (96, "kernels without padding"),
+    "torchvision/inception": (299, "a second classifier convolves 5x5 places of what is left"),
+    "torchvision/quantized_inception": (299, "a second classifier convolves 5x5 places of what is left"),
     "torchvision/maxvit": (224, "windows of 7x7 places after five halvings"),
 }
 

@@ -143,8 +143,25 @@ def test_ill_conditioned_programs_are_judged_against_float64(monkeypatch):
     monkeypatch.setattr(gates, "GRADIENTS", 0.0)
     judged = examine(monkeypatch, torch.tanh)
     assert judged.outcome == Outcome.PASS, judged.error
-    wrong = examine(monkeypatch, on_device(lambda y: y * 1.00001))
+    wrong = examine(monkeypatch, on_device(lambda y: y * 1.001))
     assert wrong.outcome == Outcome.MISMATCH
+
+
+def test_a_unit_that_is_barely_on_says_nothing(monkeypatch):
+    """The device's rounding turns it on, and so do slightly other weights on the CPU: ill-conditioned, no mismatch."""
+    examine(monkeypatch, lambda y: y)  # so that the toy can be built
+    built = building.build(PROGRAM)
+    barely = built.model(**built.inputs).abs().max().item() * (1 + 1e-6)
+
+    def step(y):
+        rounded = y * (1 + 2e-6) if y.device.type == "tpu" else y
+        return y + 0.02 * (rounded.abs() > barely)
+
+    report = examine(monkeypatch, step)
+    assert report.outcome == Outcome.PASS, report.error
+    assert report.logit_error > 1e-3
+    assert report.ill_conditioned == ["logits", "gradients"]  # the loss is made of squares
+    assert examine(monkeypatch, on_device(lambda y: y + 0.02 * (y.abs() > 0))).outcome == Outcome.MISMATCH
 
 
 def test_noise_is_measured_beside_the_error(monkeypatch):

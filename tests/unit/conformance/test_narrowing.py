@@ -205,3 +205,13 @@ def test_every_reason_is_of_a_program():
         assert any(name.startswith(start) for name in names), start
     assert all(side != inputs.SIDE and why for side, why in image_shrinking.SIDES.values())
     assert all(image_shrinking.SHORT.values())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("bound", [2.0, 0.001])
+def test_what_is_drawn_until_it_fits_fits(bound: float) -> None:
+    """``trunc_normal_`` draws large matrices again and again until they are within its bounds; nothing is drawn here."""
+    weight = nn.Parameter(torch.full((512, 512), 100.0))
+    with weights.Undrawn(filled=False), torch.no_grad():
+        nn.init.trunc_normal_(weight, std=0.02, a=-bound, b=bound)
+    assert weight.shape == (512, 512)
