@@ -46,7 +46,9 @@ def open_clip(program: Program) -> Parts:
         "image": inputs.image(3, side, program.seed),
         "text": _tokens(program, text["vocab_size"], text["context_length"]),
     }
-    return kind(**settings), arguments
+    model = kind(**settings)
+    narrowing.shorten(model.visual)  # towers of timm come as they are
+    return model, arguments
 
 
 def segmentation_models(program: Program) -> Parts:

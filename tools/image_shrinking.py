@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["SHORT", "SIDES", "as_vit", "options_of", "shrink_of"]
+__all__ = ["SHORT", "SIDES", "SMALLER", "as_vit", "options_of", "shrink_of"]
 
 _SIDE = 64
 # What keeps its channels, and why: how ``builder/family`` or ``builder/architecture`` begins.
@@ -97,6 +97,32 @@ _NO_VIT: Mapping[str, tuple[int, str]] = {
 _SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "_sapiens2": {"img_size": 64, "embed_dim": 64, "depth": 3, "num_heads": 4, "num_kv_heads": [4, 2, 4]},
 }
+_TWO_EACH = [2, 2, 2, 2]
+_VIT = {"embed_dim": 64, "depth": 2, "num_heads": 4}
+_DPN = {"k_sec": _TWO_EACH, "k_r": 40, "groups": 10, "inc_sec": [8, 16, 16, 32]}
+_COAT = {"embed_dims": [16, 32, 32, 32], "serial_depths": _TWO_EACH, "parallel_depth": 2}
+# Settings of the constructors of what is not narrowed after it is built, and takes them: how the name begins.
+SMALLER: Mapping[str, Mapping[str, Any]] = {
+    "timm/coat_lite": {"embed_dims": [16, 32, 80, 128], "serial_depths": _TWO_EACH},
+    "timm/coat_mini": _COAT,
+    "timm/coat_tiny": _COAT | {"embed_dims": [32, 32, 32, 32]},
+    "timm/convit_base": {"embed_dim": 4, "depth": 3, "num_heads": 16, "local_up_to_layer": 2},
+    "timm/deepseek_vit_412m": _VIT,
+    "timm/deepseek_vit_412m_": _VIT | {"out_features": 64},
+    "timm/dpn107": _DPN,
+    "timm/dpn131": _DPN,
+    "timm/dpn68": {"k_sec": _TWO_EACH},
+    "timm/dpn92": _DPN | {"k_r": 24, "groups": 8},
+    "timm/dpn98": _DPN,
+    "timm/gemma4_vit": _VIT | {"head_dim": 16},
+    "timm/hiera_large": {"embed_dim": 32, "stages": _TWO_EACH},
+    "timm/mambaout_base": {"dims": [32, 64, 128, 192], "depths": _TWO_EACH},
+    "timm/qwen3_vit": _VIT,
+    "timm/res2ne": {"channels": [16, 32, 64, 128], "layers": _TWO_EACH},
+    "timm/samvit": _VIT | {"depth": 4, "global_attn_indexes": [1, 3], "neck_chans": 32},
+    "timm/sequencer2d_s": {"embed_dims": [32, 64, 64, 64], "layers": _TWO_EACH, "hidden_sizes": [8, 16, 16, 16]},
+    "timm/tresnet": {"layers": _TWO_EACH, "width_factor": 0.25},
+}
 
 
 def as_vit(architecture: str, fits: bool) -> bool:
@@ -114,10 +140,15 @@ def options_of(builder: str, *names: str, sized: bool = False) -> dict[str, Any]
     for part, settings in _SETTINGS.items():
         if any(part in name for name in names):
             return dict(settings)
-    sides = [side for start, (side, _) in SIDES.items() if any(f"{builder}/{name}".startswith(start) for name in names)]
+    prefixes = tuple(f"{builder}/{name}" for name in names)
+    smaller: dict[str, Any] = {}
+    for start, settings in SMALLER.items():  # a longer beginning comes after a shorter one
+        if any(prefix.startswith(start) for prefix in prefixes):
+            smaller |= settings
+    sides = [side for start, (side, _) in SIDES.items() if any(prefix.startswith(start) for prefix in prefixes)]
     others = [side for part, (side, _) in _NO_VIT.items() if any(part in name for name in names)]
     side = max(sides + others, default=_SIDE)
     sized = (sized or bool(others)) and not any("naflexvit" in name for name in names)
     if sized:
-        return {"img_size": side}
-    return {"side": side} if sides else {}
+        return {"img_size": side} | smaller
+    return ({"side": side} if sides else {}) | smaller

@@ -201,7 +201,7 @@ def test_every_reason_is_of_a_program():
         for p in programs().values()
     ]
     names += list(programs())
-    for start in (*image_shrinking.SHORT, *image_shrinking.SIDES):
+    for start in (*image_shrinking.SHORT, *image_shrinking.SIDES, *image_shrinking.SMALLER):
         assert any(name.startswith(start) for name in names), start
     assert all(side != inputs.SIDE and why for side, why in image_shrinking.SIDES.values())
     assert all(image_shrinking.SHORT.values())
