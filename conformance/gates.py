@@ -264,13 +264,12 @@ def _trained(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[dict[str, 
     loss.backward()
     trainable = {name: p for name, p in model.named_parameters() if p.grad is not None}
     gradients = {name: p.grad.detach().cpu() for name, p in trainable.items() if p.grad is not None}
-    before = {name: p.detach().clone() for name, p in trainable.items()}
+    before = {name: p.detach().cpu().clone() for name, p in trainable.items()}  # on the host: no modules to compile
     torch.optim.SGD(trainable.values(), lr=_RATE).step()
     stepped = [p.detach().cpu() for p in trainable.values()]
-    with torch.no_grad():
-        for name, p in trainable.items():
-            p.copy_(before[name])
-            p.grad = None
+    for name, p in trainable.items():
+        p.data = before[name].to(p.device)
+        p.grad = None
     model.eval()
     return gradients, stepped
 
