@@ -235,10 +235,13 @@ def narrow(model: nn.Module, by: int | None = None) -> int:
     if by == 1:
         return by
     widths = {width for width in _widths(model) if width % by == 0 and width >= _NARROWEST}
+    sums = {size: parts for size, parts in _sums(model) if size not in widths}
     done: dict[int, nn.Parameter] = {}
     first = next(m for m in model.modules() if isinstance(m, (_ConvNd, nn.Linear)))
 
     def narrowed(size: int) -> int:
+        if size in sums:
+            return sum(part // by if part in widths else part for part in sums[size])
         return size // by if size in widths else size
 
     def divided(size: int) -> int:
@@ -251,6 +254,14 @@ def narrow(model: nn.Module, by: int | None = None) -> int:
             _parameters(module, small, outer, done)
             _attributes(module, small, by, outer)
     return by
+
+
+def _sums(model: nn.Module) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """What a layer gives to be split into parts, and these: channels, and numbers that are none."""
+    for module in model.modules():
+        parts = getattr(module, "input_split", None)
+        if parts is not None:
+            yield sum(parts), tuple(parts)
 
 
 def _parameters(module: nn.Module, small: Callable[[int], int], outer: bool, done: dict[int, nn.Parameter]) -> None:

@@ -25,7 +25,6 @@ SHORT: Mapping[str, str] = {
     "timm/fasternet_m": "a quarter of 144 channels is no multiple of anything",
     "timm/fasternet_t0": "a quarter of 40 channels is no multiple of anything",
     "timm/fastvit_ma36": "a projection of 76 channels in groups",
-    "timm/focalnet": "a projection gives context and as many gates as there are levels in one",
     "timm/gemma4_vit": "the rotary embedding has the width of a head, and is a table already",
     "timm/ghostnetv3": "half of the channels are cut off behind a sum",
     "timm/halo2botnet": "relative positions have the width of a head",
