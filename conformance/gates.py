@@ -16,12 +16,13 @@ import copy
 import dataclasses
 import enum
 import functools
+import math
 import os
 import random
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -282,18 +283,32 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
     What is equally infinite or NaN in both counts as equal. Of a tensor that should be zero the norm itself is the error.
     """
-    if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        return float("inf")
-    a, e = (value.to(torch.complex128 if value.is_complex() else torch.float64) for value in (actual, expected))
-    usable = e.isfinite()
-    if not bool((a.isfinite() == usable).all()):
-        return float("inf")
-    difference, size = float((a - e)[usable].norm()), float(e[usable].norm())
+    return _error_of_all([actual], [expected]) if actual.dtype == expected.dtype else math.inf
+
+
+def _error_of_all(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The relative error of several tensors as if they were one, of whatever dtypes."""
+    found = [_norms(a, e) for a, e in zip(actual, expected, strict=True)]
+    parts = [part for part in found if part is not None]
+    if len(parts) < len(found):
+        return math.inf
+    difference, size = (math.hypot(*norms) for norms in zip(*parts, strict=True)) if parts else (0.0, 0.0)
     return difference / size if size else difference
 
 
-def _whole(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors]) if tensors else torch.empty(0)
+def _norms(actual: Tensor, expected: Tensor) -> tuple[float, float] | None:
+    """Of the difference and of ``expected``, where that is finite; None where ``actual`` is not finite at the same places."""
+    if actual.shape != expected.shape:
+        return None
+    usable = expected.isfinite()
+    if not bool((actual.isfinite() == usable).all()):
+        return None
+    if not bool(usable.all()):
+        actual, expected = actual[usable], expected[usable]
+    a, e = (value.to(torch.promote_types(value.dtype, torch.float32)) for value in (actual, expected))
+    wide = torch.complex128 if e.is_complex() else torch.float64
+    difference, size = (float(torch.linalg.vector_norm(value, dtype=wide)) for value in (a - e, e))
+    return difference, size
 
 
 def _compare(
@@ -321,12 +336,12 @@ def _compare(
     exact = exact or _in_float64(program)
     for what, error, limit in missed:
         pick = (lambda answer: answer.results) if what == "logits" else (lambda answer: list(answer.gradients.values()))
-        device, cpu, best = (_whole(pick(answer)) for answer in (actual, expected, exact))
-        strays, allowed = relative_error(device, best), relative_error(cpu, best)
+        best = pick(exact)
+        strays, allowed = (_error_of_all(pick(answer), best) for answer in (actual, expected))
         if not allowed <= _UNFIT:
             raise _Unfit(f"the {what} of the CPU stray from float64 by {allowed:.2g}: they say nothing about a device")
         if not strays <= AS_GOOD * allowed:
-            moved = max(relative_error(_whole(pick(answer)), best) for answer in _nudged(program))
+            moved = max(_error_of_all(pick(answer), best) for answer in _nudged(program))
             if not strays <= AS_GOOD * moved:
                 raise Mismatch(
                     f"relative error of the {what} {error:.2g}, allowed {limit:.0e}; from float64 the device strays by "
@@ -343,7 +358,7 @@ def _worst(actual: list[Tensor], expected: list[Tensor]) -> float | None:
 def _gradient_error(actual: _Answer, expected: _Answer) -> float:
     """Of all gradients as one vector, those of parameters in the order of ``expected``."""
     names = list(expected.gradients)
-    return relative_error(*(_whole([answer.gradients[name] for name in names]) for answer in (actual, expected)))
+    return _error_of_all(*([answer.gradients[name] for name in names] for answer in (actual, expected)))
 
 
 def _nudged(program: Program) -> Iterator[_Answer]:
