@@ -116,6 +116,7 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
     "timm/gemma4_vit": _VIT | {"head_dim": 16},
     "timm/hiera_large": {"embed_dim": 32, "stages": _TWO_EACH},
     "timm/mambaout_base": {"dims": [32, 64, 128, 192], "depths": _TWO_EACH},
+    "timm/nasnetalarge": {"num_features": 768, "stem_size": 16},
     "timm/qwen3_vit": _VIT,
     "timm/res2ne": {"channels": [16, 32, 64, 128], "layers": _TWO_EACH},
     "timm/samvit": _VIT | {"depth": 4, "global_attn_indexes": [1, 3], "neck_chans": 32},

@@ -48,7 +48,7 @@ _VITS = frozenset(
 SMOKE = frozenset(
     """
     timm/resnet18 timm/resnext50_32x4d timm/mobilenetv3_small_100 timm/efficientnet_b0 timm/convnext_tiny timm/regnety_002
-    timm/densenet121 timm/vit_tiny_patch16_224 timm/deit_small_patch16_224 timm/swin_tiny_patch4_window7_224
+    timm/densenet121 timm/vit_tiny_patch16_224 timm/beit_base_patch16_224 timm/swin_tiny_patch4_window7_224
     timm/mixer_b16_224 timm/ghostnet_100 timm/repvgg_a0 timm/mobilevit_xxs timm/eva02_tiny_patch14_224
     transformers/LlamaForCausalLM transformers/MistralForCausalLM transformers/MixtralForCausalLM
     transformers/Qwen2ForCausalLM transformers/Qwen3MoeForCausalLM transformers/Gemma3ForCausalLM
