@@ -255,6 +255,8 @@ _TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "Data2VecVisionConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "Sam2VisionConfig": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "ClvpConfig": {"speech_config": Inner(vocab_size=VOCABULARY)},
+    # Otherwise no two places of such small images match, and the answer is empty.
+    "EfficientLoFTRConfig": {"coarse_matching_threshold": 0.0, "coarse_matching_border_removal": 0},
     "CvtConfig": {"depth": [1, 2, 3]},
     "EfficientNetConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
     "AlignVisionConfig": {"width_coefficient": 0.25, "depth_coefficient": 0.5, "hidden_dim": 320},
