@@ -59,7 +59,7 @@ def test_the_callers_stream_is_its_own(client: Client) -> None:
     try:
         executable.launch([client.from_host(np.eye(512, dtype=np.float32))])
         assert _jaxlib.selected_stream() == 77
-        with pytest.raises(InvalidArgument, match="supplied 0 (arguments|buffers)"):
+        with pytest.raises(InvalidArgument, match=r"supplied 0 (arguments|buffers)"):
             executable.launch([])
         assert _jaxlib.selected_stream() == 77
     finally:
