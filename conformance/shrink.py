@@ -48,6 +48,10 @@ def _none(value: Any, config: Config) -> Any:
     return None
 
 
+def _zero(value: Any, config: Config) -> Any:
+    return 0.0
+
+
 def _keep(value: Any, config: Config) -> Any:
     return value
 
@@ -164,7 +168,9 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
     for pattern, rule in (
         (r"^(num_labels|id2label|label2id|chunk_size_feed_forward|type_vocab_size|num_channels)$", _keep),
         (r"^rope_(parameters|scaling)$", _sections),
-        (r"^pos_embed_rescale$", _none),  # drawn anew in every training step
+        # Drawn anew in every training step; in a compiled one numpy's numbers are not those that eager execution draws.
+        (r"^pos_embed_rescale$", _none),
+        (r"^mask_(time|feature)_prob$", _zero),
         (r"vocab_size|^n_words$|_vocab$", _at_most(VOCABULARY)),
         (r"^(" + "|".join(_PATTERNS) + ")$", _pattern),
         (r"max_position|n_positions|max_source_pos|max_target_pos|^n_ctx$|max_seq|position_embeddings$|max_pos", _at_most(POSITIONS)),
