@@ -265,7 +265,7 @@ def _trained(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[dict[str, 
     loss.backward()
     trainable = {name: p for name, p in model.named_parameters() if p.grad is not None}
     gradients = {name: p.grad.detach().cpu() for name, p in trainable.items() if p.grad is not None}
-    before = {name: p.detach().cpu().clone() for name, p in trainable.items()}  # on the host: no modules to compile
+    before = {name: p.detach().to("cpu", copy=True) for name, p in trainable.items()}  # no modules to compile
     torch.optim.SGD(trainable.values(), lr=_RATE).step()
     stepped = [p.detach().cpu() for p in trainable.values()]
     for name, p in trainable.items():

@@ -14,7 +14,7 @@ from emutpu.conformance.shrink import shrunk
 from emutpu.conformance.torchvision_schemas import declare
 
 declare()
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="the library is not installed")
 
 
 @pytest.mark.parametrize(

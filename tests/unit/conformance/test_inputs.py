@@ -12,7 +12,7 @@ from emutpu.conformance.shrink import shrunk
 from emutpu.conformance.torchvision_schemas import declare
 
 declare()
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="the library is not installed")
 
 
 def _runs(name):
@@ -170,7 +170,7 @@ def test_what_one_class_asks_of_its_configuration():
 
 def test_several_control_networks_are_built_from_their_settings():
     """Two networks, a condition for each."""
-    pytest.importorskip("diffusers")
+    pytest.importorskip("diffusers", reason="the library is not installed")
     built, _ = _runs("diffusers/MultiControlNetModel")
     assert len(built.model.nets) == len(built.inputs["controlnet_cond"]) == 2
 

@@ -84,7 +84,7 @@ def test_programs_are_what_the_installed_packages_give():
 
     litgpt is in no extra (it asks for an older huggingface_hub), so its programs are compared where somebody installed it.
     """
-    pytest.importorskip("timm")
+    pytest.importorskip("timm", reason="the library is not installed")
     from tools.manifest import installed_programs
 
     without = [] if importlib.util.find_spec("litgpt") else ["litgpt"]

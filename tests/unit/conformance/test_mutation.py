@@ -62,7 +62,7 @@ def test_the_model_is_as_before(monkeypatch):
 
 def test_a_rotary_embedding_is_dropped_in_one_layer():
     """Of a real Llama, whose every fault is caught."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="the library is not installed")
     found = {fault.fault: fault for fault in mutation.inject(manifest.programs()["transformers/LlamaForCausalLM"])}
     assert found["rotary embedding dropped"].error > 0.01
     assert all(fault.caught for fault in found.values())

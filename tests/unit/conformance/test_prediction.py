@@ -180,7 +180,7 @@ def test_a_pass_is_kept_and_not_repeated(monkeypatch, tmp_path):
 
 def test_real_estimates(tmp_path):
     """GPT-2 has 124 million parameters, its head tied; the forward of a network takes more than its weights."""
-    pytest.importorskip("timm")
+    pytest.importorskip("timm", reason="the library is not installed")
     found, _ = estimate(tmp_path, "*/[rG]*[t2][L1]*[8l]")
     assert found["failed"] == {}
     lines = {line["program"]: line for line in map(json.loads, (tmp_path / estimates.FILE).read_text().splitlines())}

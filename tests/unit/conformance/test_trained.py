@@ -42,7 +42,7 @@ def weights_of(model):
 
 def test_training_is_deterministic_and_kept(tmp_path):
     """Twice the same weights; the second time they are read, and other settings train anew."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="the library is not installed")
     kept = tmp_path / "a" / "m.safetensors"
     first = weights_of(trained.language_model(FEW, kept))
     assert torch.equal(weights_of(trained.language_model(FEW, None)), first)
@@ -54,7 +54,7 @@ def test_training_is_deterministic_and_kept(tmp_path):
 
 def test_where_it_is_kept(monkeypatch, tmp_path):
     """In the folder of the run, by the settings and the library's version; nowhere without one."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="the library is not installed")
     monkeypatch.delenv(trained.FOLDER, raising=False)
     assert trained._kept(FEW) is None
     monkeypatch.setenv(trained.FOLDER, str(tmp_path))
@@ -130,7 +130,7 @@ def test_rows():
 
 def test_weights_that_are_not_installed(monkeypatch):
     """Not run, with what to install."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="the library is not installed")
 
     def absent(package, name):
         raise trained.importlib.metadata.PackageNotFoundError(package)
@@ -143,7 +143,7 @@ def test_weights_that_are_not_installed(monkeypatch):
 @pytest.mark.nightly
 def test_the_llama_learns():
     """Below ten per byte of text that it never read; untrained it is near 256."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="the library is not installed")
     built = building.build(manifest.programs()["trained/llama-bytes"])
     assert built.perplexity(built.model, lambda value: value) < 10
     untrained = trained.language_model(dataclasses.replace(trained.SETTINGS, steps=0), None)
