@@ -92,16 +92,13 @@ _NO_VIT: Mapping[str, tuple[int, str]] = {
     "_r_s16_p8": (256, "patches of what is halved four times before"),
     "_mci_": (64, "convolutions come first"),
 }
-# Other settings of a constructor: of some blocks of these the queries are grouped.
-_SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "_sapiens2": {"img_size": 64, "embed_dim": 64, "depth": 3, "num_heads": 4, "num_kv_heads": [4, 2, 4]},
-}
 _TWO_EACH = [2, 2, 2, 2]
 _VIT = {"embed_dim": 64, "depth": 2, "num_heads": 4}
 _DPN = {"k_sec": _TWO_EACH, "k_r": 40, "groups": 10, "inc_sec": [8, 16, 16, 32]}
 _COAT = {"embed_dims": [16, 32, 32, 32], "serial_depths": _TWO_EACH, "parallel_depth": 2}
-# Settings of the constructors of what is not narrowed after it is built, and takes them: how the name begins.
+# Settings of the constructors of what is not narrowed after it is built, and takes them: a part of the name.
 SMALLER: Mapping[str, Mapping[str, Any]] = {
+    "_sapiens2": _VIT | {"depth": 3, "num_kv_heads": [4, 2, 4]},  # of some blocks the queries are grouped
     "timm/coat_lite": {"embed_dims": [16, 32, 80, 128], "serial_depths": _TWO_EACH},
     "timm/coat_mini": _COAT,
     "timm/coat_tiny": _COAT | {"embed_dims": [32, 32, 32, 32]},
@@ -137,13 +134,10 @@ def shrink_of(builder: str, *names: str) -> str:
 
 def options_of(builder: str, *names: str, sized: bool = False) -> dict[str, Any]:
     """Settings of a program beside its shrinking. ``sized`` is for a constructor that asks for the side of the image."""
-    for part, settings in _SETTINGS.items():
-        if any(part in name for name in names):
-            return dict(settings)
     prefixes = tuple(f"{builder}/{name}" for name in names)
     smaller: dict[str, Any] = {}
-    for start, settings in SMALLER.items():  # a longer beginning comes after a shorter one
-        if any(prefix.startswith(start) for prefix in prefixes):
+    for part, settings in SMALLER.items():  # a longer part comes after a shorter one
+        if any(part in prefix for prefix in prefixes):
             smaller |= settings
     sides = [side for start, (side, _) in SIDES.items() if any(prefix.startswith(start) for prefix in prefixes)]
     others = [side for part, (side, _) in _NO_VIT.items() if any(part in name for name in names)]
