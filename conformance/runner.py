@@ -21,6 +21,7 @@ from emutpu.conformance.history import History, Plan
 from emutpu.conformance.manifest import Program
 from emutpu.conformance.pool import Limits, Task, work_off
 from emutpu.conformance.tiers import applies
+from emutpu.conformance.worker import CHIPS
 
 __all__ = [
     "DATABASE",
@@ -267,6 +268,7 @@ def _variables(plan: Plan, folder: Path) -> dict[str, str]:
     }
     defaults = {
         "EMUTPU_BEYOND": "1",
+        "EMUTPU_COST_CHIPS": ",".join(CHIPS),
         "EMUTPU_HOST_COMPILE": "quick",  # a program launches most of its modules once or twice
         "TORCH_TPU_TIER2_COMPILATION_CACHE": "disabled",
         "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT": str((folder / "cache").resolve()),

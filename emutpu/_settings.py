@@ -106,6 +106,7 @@ class Settings:
     allow_fallback: bool
     cpu_target: str | None
     host_compile: str
+    cost_chips: tuple[str, ...]
     cache_dir: str | None
     cache_key: str | None
     cache_max_bytes: int
@@ -205,6 +206,10 @@ def _slice_name(text: str) -> str:
     return word
 
 
+def _chips(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(_one_of(CHIPS[:-1]), text.split(","))))
+
+
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -295,6 +300,14 @@ VARIABLES: tuple[Variable, ...] = (
         HOST_COMPILES,
         "full",
         "'quick' compiles in a fraction of the time to code that runs slower: for tests that launch an op a few times",
+    ),
+    Variable(
+        "EMUTPU_COST_CHIPS",
+        "cost_chips",
+        _chips,
+        (),
+        "names of chips and commas, such as v5p,v6e",
+        "what a launch would cost on these is found with each executable, too, and cached with it",
     ),
     Variable(
         "EMUTPU_CACHE_DIR",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 from emutpu.backend.pjrt import (
     Buffer,
@@ -29,10 +29,13 @@ Launch = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class EmulatedClient:
-    """Topology, being open, and whether this process may use the client."""
+    """Topology, being open, and whether this process may use the client. ``beside`` are chips of which every executable
+    is modelled along with the emulated one.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
+        self.beside: tuple[str, ...] = ()
         self._closed = False
         self._process = os.getpid()
 
@@ -74,7 +77,6 @@ class EmulatedExecutable:
     __slots__ = (
         "__weakref__",
         "_client",
-        "_elsewhere",
         "_info",
         "_modelled",
         "_module",
@@ -93,8 +95,7 @@ class EmulatedExecutable:
         self._info = info
         self._module = module
         self._options = options
-        self._modelled: Modelled | None = None
-        self._elsewhere: dict[str, ModelledCost | None] = {}
+        self._modelled: dict[str, Modelled] = {}
         self.name = info.name
         self.arguments = info.arguments
         self.results = info.results
@@ -116,38 +117,42 @@ class EmulatedExecutable:
         return frozenset()
 
     def serialize(self) -> bytes:
-        """Interface, canonical module and code under a checksum, for :meth:`Client.deserialize`."""
+        """Interface, canonical module, code and costs under a checksum, for :meth:`Client.deserialize`."""
         self._client.check_open()
+        self._figures(self._client.topology.chip)
         code = self._code()
-        return _blob.pack(self._info, self._client.fingerprint(), self._module, code, self._features(code))
+        return _blob.pack(
+            self._info, self._client.fingerprint(), self._module, code, self._features(code), self._modelled
+        )
 
-    @property
-    def _figures(self) -> Modelled:
-        if self._modelled is None:
-            self._modelled = modelled(self._module, self._info, self._client.topology.chip, self._options)
-        return self._modelled
+    def knowing(self, figures: Mapping[str, Modelled]) -> Self:
+        """This executable, with what the model said of it before, by chip."""
+        self._modelled |= figures
+        return self
+
+    def _figures(self, chip: str) -> Modelled:
+        if chip not in self._modelled:
+            missing = [name for name in dict.fromkeys((chip, *self._client.beside)) if name not in self._modelled]
+            self._modelled |= modelled(self._module, self._info, missing, self._options)
+        return self._modelled[chip]
 
     def memory(self) -> ExecutableMemory:
         """Bytes of the emulated device's memory, tiles filled up; ``temporaries`` by the cost model."""
         return ExecutableMemory(
             arguments=total_bytes(self.arguments),
             results=total_bytes(self.results),
-            temporaries=self._figures.temporaries,
+            temporaries=self._figures(self._client.topology.chip).temporaries,
             code=0,
             aliased=total_bytes(self.results[index] for index in self._info.reused),
         )
 
     def cost(self) -> ModelledCost | None:
         """What the emulated chip would spend on a launch."""
-        return self._figures.cost
+        return self.cost_on(self._client.topology.chip)
 
     def cost_on(self, chip: str) -> ModelledCost | None:
-        """What another chip would spend on a launch; None where nothing is known of it. Kept, once it was asked for."""
-        if chip == self._client.topology.chip:
-            return self.cost()
-        if chip not in self._elsewhere:
-            self._elsewhere[chip] = modelled(self._module, self._info, chip, self._options).cost
-        return self._elsewhere[chip]
+        """What a launch would cost on that chip; None where nothing is known of it. Kept, once it was asked for."""
+        return self._figures(chip).cost
 
 
 def emulated_launch(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from emutpu.backend.pjrt import Aval, InvalidArgument
 
+from . import _model
+from ._model import Modelled
 from ._modules import DTYPES, ModuleInfo
 
 __all__ = ["Contents", "pack", "unpack"]
 
-_MAGIC = b"EMUTPUX2"
+_MAGIC = b"EMUTPUX3"
 _DIGEST = hashlib.sha256().digest_size
 _PREFIX = len(_MAGIC) + _DIGEST
 _LENGTH = struct.Struct("<I")
@@ -24,19 +26,27 @@ _BY_NAME: dict[str, np.dtype[Any]] = {dtype.name: dtype for dtype in DTYPES.valu
 
 
 class Contents(NamedTuple):
-    """What a blob holds: the interface, the canonical module (the model of the chip reads it), native code,
-    and the CPU features that it needs.
+    """What a blob holds: the interface, the canonical module (the model of the chip reads it), native code, the CPU
+    features that it needs, and by chip what the model said of it (nothing if another version of the model did).
     """
 
     info: ModuleInfo
     module: bytes
     code: bytes
     features: frozenset[str]
+    modelled: Mapping[str, Modelled]
 
 
-def pack(info: ModuleInfo, fingerprint: str, module: bytes, code: bytes, features: Iterable[str] = ()) -> bytes:
+def pack(
+    info: ModuleInfo,
+    fingerprint: str,
+    module: bytes,
+    code: bytes,
+    features: Iterable[str] = (),
+    modelled: Mapping[str, Modelled] | None = None,
+) -> bytes:
     """One blob of interface, canonical module and native code, under a SHA-256 of all. ``features`` are those of the CPU
-    that it needs.
+    that it needs, ``modelled`` what this version of the model says, by chip.
     """
     header = json.dumps(
         {
@@ -48,6 +58,8 @@ def pack(info: ModuleInfo, fingerprint: str, module: bytes, code: bytes, feature
             "module": len(module),
             "fingerprint": fingerprint,
             "features": sorted(features),
+            "model": _model.version(),
+            "modelled": {chip: _model.plain(figures) for chip, figures in (modelled or {}).items()},
         }
     ).encode()
     body = _LENGTH.pack(len(header)) + header + module + code
@@ -78,14 +90,16 @@ def unpack(blob: bytes, fingerprint: str) -> Contents:
             ops=frozenset(),
             reused=frozenset(map(int, header["reused"])),
         )
+        found = header["modelled"].items() if header["model"] == _model.version() else ()
+        modelled = {str(chip): _model.from_plain(figures) for chip, figures in found}
         start = _LENGTH.size + length
         end = start + int(header["module"])
     # A checksum proves wholeness, not good faith: whoever forges a header may leave out what they like.
-    except (struct.error, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise InvalidArgument(f"the header of the serialised executable is malformed: {error!r}") from error
     if written != fingerprint:
         raise InvalidArgument(f"the serialised executable is for another environment: {written!r}, not {fingerprint!r}")
-    return Contents(info, body[start:end], body[end:], features)
+    return Contents(info, body[start:end], body[end:], features, modelled)
 
 
 def _plain(aval: Aval) -> list[Any]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from emutpu.backend.pjrt import CompileOptions, Effort, ModelledCost, Unimplemented
 
 from ._modules import ModuleInfo
-from .chips import chip
-from .cost import Estimate, estimate
+from .chips import Chip, chip
+from .cost import Estimate, Level, estimate_graph, read
 from .cost.collectives import over_slice
 from .hbm import total_bytes
 from .topology import Slice
 
-__all__ = ["Modelled", "collective_cost", "modelled"]
+__all__ = ["Modelled", "collective_cost", "from_plain", "modelled", "plain", "version"]
 
 _UNMODELLED_ERROR = 9.0
 """Relative error bar of a launch whose operations have no model: a factor of ten either way."""
@@ -31,21 +36,68 @@ class Modelled:
     temporaries: int
 
 
-def modelled(module: bytes, info: ModuleInfo, name: str, options: CompileOptions) -> Modelled:
-    """The modelled cost of one launch of ``module`` on a device of the chip of that name.
+def modelled(module: bytes, info: ModuleInfo, names: Sequence[str], options: CompileOptions) -> dict[str, Modelled]:
+    """The modelled cost of one launch of ``module`` on a device of each of the chips, by their names.
 
     An operation that has no model makes the launch cost the traffic of its arguments and results, which is said in the
     cost's assumptions. None for a chip without constants.
     """
-    spec = chip(name)
-    level = "eager" if options.effort in (Effort.O0, Effort.O1) else "compiled"
+    level: Level = "eager" if options.effort in (Effort.O0, Effort.O1) else "compiled"
     try:
-        found = estimate(module, spec, level)  # type: ignore[arg-type]  # one of the two
+        graph = read(module)
     except Unimplemented as error:
-        return Modelled(_traffic(info, spec.hbm_bandwidth / spec.devices, str(error)), 0)
+        unread = str(error)
+        return {name: Modelled(_traffic(info, chip(name), unread), 0) for name in names}
     except ValueError:
-        return Modelled(None, 0)
-    return Modelled(_cost(found), found.temp_bytes)
+        return dict.fromkeys(names, Modelled(None, 0))
+    found = {}
+    for name in names:
+        try:
+            one = estimate_graph(graph if name == names[-1] else graph.copy(), chip(name), level)
+            found[name] = Modelled(_cost(one), one.temp_bytes)
+        except Unimplemented as error:
+            found[name] = Modelled(_traffic(info, chip(name), str(error)), 0)
+        except ValueError:
+            found[name] = Modelled(None, 0)
+    return found
+
+
+@functools.cache
+def version() -> str:
+    """Sixteen digits for the sources and constants of the model: what another version found is modelled anew."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted([*here.glob("*.py"), *here.glob("cost/*.py"), *here.glob("cost/*.json")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def plain(figures: Modelled) -> list[Any]:
+    """As JSON can hold it."""
+    cost = figures.cost
+    return [figures.temporaries, None if cost is None else dataclasses.astuple(cost)]
+
+
+def from_plain(value: list[Any]) -> Modelled:
+    """What :func:`plain` gave. Raises TypeError or ValueError for anything else."""
+    temporaries, cost = value
+    if cost is None:
+        return Modelled(None, int(temporaries))
+    seconds, flops, hbm_bytes, error_bar, bound, units, assumptions, masked_flops, ici_bytes = cost
+    return Modelled(
+        ModelledCost(
+            seconds=float(seconds),
+            flops=float(flops),
+            hbm_bytes=float(hbm_bytes),
+            error_bar=float(error_bar),
+            bound=str(bound),
+            units=tuple([(str(unit), float(taken)) for unit, taken in units]),
+            assumptions=tuple(map(str, assumptions)),
+            masked_flops=float(masked_flops),
+            ici_bytes=float(ici_bytes),
+        ),
+        int(temporaries),
+    )
 
 
 def _cost(found: Estimate) -> ModelledCost:
@@ -90,7 +142,8 @@ def collective_cost(op: str, operand: float, devices: int, world: int, where: Sl
     )
 
 
-def _traffic(info: ModuleInfo, bandwidth: float, reason: str) -> ModelledCost:
+def _traffic(info: ModuleInfo, spec: Chip, reason: str) -> ModelledCost:
+    bandwidth = spec.hbm_bandwidth / spec.devices
     nbytes = total_bytes(info.arguments) + total_bytes(info.results)
     return ModelledCost(
         seconds=nbytes / bandwidth,

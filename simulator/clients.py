@@ -25,11 +25,13 @@ def make_client(
     cpu_target: str | None = None,
     quick: bool = False,
     seed: int | None = None,
+    beside: tuple[str, ...] = (),
 ) -> Client:
     """A new client: ``cpu`` computes with XLA's CPU compiler, ``interpreter`` with StableHLO's reference interpreter,
     ``dry_run`` knows shapes only, and reads give values drawn from ``seed``, if there is one. ``topology`` defaults to
     one v5e chip; ``cpu_target`` is a baseline that ``cpu`` compiles for (``x86-64-v3`` …) instead of this host, and with
-    ``quick`` it spends as little time on compiling as it can. Raises ValueError for an unknown name.
+    ``quick`` it spends as little time on compiling as it can. Executables are modelled on the chips ``beside``, too. Raises
+    ValueError for an unknown name.
     """
     if name not in CLIENTS:
         close = difflib.get_close_matches(name, CLIENTS, n=1, cutoff=0.3)
@@ -40,5 +42,7 @@ def make_client(
         "cpu": {"cpu_target": cpu_target, "quick": quick},
         "dry_run": {"seed": seed},
     }
-    made: Client = getattr(module, CLIENTS[name])(topology or single_chip(), **options.get(name, {}))
-    return made
+    made = getattr(module, CLIENTS[name])(topology or single_chip(), **options.get(name, {}))
+    made.beside = beside
+    client: Client = made
+    return client

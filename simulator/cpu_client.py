@@ -206,7 +206,7 @@ class CpuClient(EmulatedClient):
         """Load :meth:`CpuExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt or foreign one, and for one
         that needs instructions which this CPU lacks.
         """
-        info, module, code, features = self.unpack(blob, options)
+        info, module, code, features, modelled = self.unpack(blob, options)
         lacking = _cpu_features.lacking(features | _jaxlib.code_features(code), code, _jaxlib.host_features)
         if lacking:
             raise InvalidArgument(
@@ -218,7 +218,7 @@ class CpuClient(EmulatedClient):
             loaded = _jaxlib.deserialize(self.backend, code, self._devices, settings)
         except _ERRORS as error:
             raise translate(error, info.name) from error
-        return self._executable(loaded, info, module, options)
+        return self._executable(loaded, info, module, options).knowing(modelled)
 
     def _executable(self, loaded: Any, info: ModuleInfo, module: bytes, options: CompileOptions) -> CpuExecutable:
         executable = CpuExecutable(self, loaded, info, module, options)

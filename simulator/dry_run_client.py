@@ -88,8 +88,8 @@ class DryRunClient(EmulatedClient):
 
     def deserialize(self, blob: bytes, options: CompileOptions) -> DryRunExecutable:
         """Load :meth:`DryRunExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt one."""
-        info, module, *_ = self.unpack(blob, options)
-        return DryRunExecutable(self, info, module, options)
+        contents = self.unpack(blob, options)
+        return DryRunExecutable(self, contents.info, contents.module, options).knowing(contents.modelled)
 
     def from_host(self, array: np.ndarray[Any, Any], *, zero_copy: bool = False) -> ShapeBuffer:
         """The shape and dtype of ``array``; its values are not read."""

@@ -132,8 +132,8 @@ class InterpreterClient(EmulatedClient):
 
     def deserialize(self, blob: bytes, options: CompileOptions) -> InterpreterExecutable:
         """Load :meth:`InterpreterExecutable.serialize`'s blob. Raises InvalidArgument for a corrupt one."""
-        info, module, *_ = self.unpack(blob, options)
-        return InterpreterExecutable(self, info, module, options)
+        contents = self.unpack(blob, options)
+        return InterpreterExecutable(self, contents.info, contents.module, options).knowing(contents.modelled)
 
     def from_host(self, array: np.ndarray[Any, Any], *, zero_copy: bool = False) -> NumpyBuffer:
         """Copy ``array`` once; with ``zero_copy`` keep a view of its memory."""

@@ -74,6 +74,13 @@ class Node:
         self.value: float | None = None  # of a splat constant
         self.index = 0  # position in the simplified graph
 
+    def over(self, inputs: list[Node]) -> Node:
+        """The same operation over other values, with no users yet."""
+        node = Node(self.op, inputs, self.spec, self.attrs)
+        node.name, node.specs, node.value = self.name, self.specs, self.value
+        node.bodies = tuple([body.copy() for body in self.bodies])
+        return node
+
     def __repr__(self) -> str:
         return f"{self.op}:{'x'.join(map(str, self.spec.shape))}{self.spec.dtype}"
 
@@ -87,6 +94,16 @@ class Graph:
     outputs: list[Node]
     donated: frozenset[int] = frozenset()
     operations: int = 0
+
+    def copy(self) -> Graph:
+        """Nodes of its own, for a model of one chip to rewrite; the bodies of loops and reductions are copied, too."""
+        made: dict[int, Node] = {}
+        for node in self.nodes:
+            made[id(node)] = node.over([made[id(source)] for source in node.inputs])
+        nodes, arguments, outputs = (
+            [made[id(node)] for node in values] for values in (self.nodes, self.arguments, self.outputs)
+        )
+        return Graph(nodes, arguments, outputs, self.donated, self.operations)
 
 
 def read(module: bytes | str) -> Graph:

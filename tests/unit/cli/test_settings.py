@@ -63,10 +63,11 @@ def test_a_slice_implies_its_chip() -> None:
         ("TPU_PROCESS_ADDRESSES", "a:1, b:2", ("a:1", "b:2"), None),
         ("CLOUD_TPU_TASK_ID", "3", 3, "-1"),
         ("TPU_VISIBLE_CHIPS", "1,0", (1, 0), "1,1"),
+        ("EMUTPU_COST_CHIPS", "v5p,V6E,v5p", ("v5p", "v6e"), "v5p,none"),
     ],
 )
-def test_variables_of_libtpu(name: str, good: str, value: object, bad: str | None) -> None:
-    """Bounds, addresses and the task's number are parsed, and nonsense is refused."""
+def test_variables_that_hold_several_values(name: str, good: str, value: object, bad: str | None) -> None:
+    """Bounds, addresses, the task's number and chips are parsed, and nonsense is refused."""
     variable = next(row for row in _settings.VARIABLES if row.name == name)
     assert variable.value_in({name: good}) == value
     if bad is not None:
