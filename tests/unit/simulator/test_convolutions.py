@@ -56,6 +56,42 @@ def test_modules_without_convolutions_keep_their_flags() -> None:
     assert _FLAG not in _prepared(text, Effort.O2)[0]
 
 
+def _in_groups(layout: str, groups: int) -> tuple[str, list[int]]:
+    """A convolution of 12 pictures in groups of the batch, 5 features, 4x6 places, stride 2, and the shape of its operand."""
+    sizes = {"b": 12, "f": 5, "0": 4, "1": 6}
+    order = layout.split(", ")
+    x = "x".join(str(sizes[name]) for name in order) + "xf32"
+    kernel, result = "12x5x3x2xf32", f"{12 // groups}x12x2x4xf32"
+    return (
+        f"""module @m {{ func.func public @main(%a: tensor<{x}>, %w: tensor<{kernel}>) -> tensor<{result}> {{
+        %0 = stablehlo.convolution(%a, %w) dim_numbers = [{layout}]x[o, i, 0, 1]->[b, f, 0, 1],
+        window = {{stride = [2, 2], pad = [[1, 0], [2, 1]]}}
+        {{batch_group_count = {groups} : i64, feature_group_count = 1 : i64,
+        precision_config = [#stablehlo<precision HIGHEST>, #stablehlo<precision HIGHEST>]}}
+        : (tensor<{x}>, tensor<{kernel}>) -> tensor<{result}>
+        return %0 : tensor<{result}> }} }}""",
+        [sizes[name] for name in order],
+    )
+
+
+@pytest.mark.parametrize("groups", [2, 4, 12])
+@pytest.mark.parametrize("layout", ["b, f, 0, 1", "f, b, 0, 1", "0, f, 1, b", "b, 0, 1, f"])
+def test_groups_of_the_batch_become_groups_of_features(layout: str, groups: int) -> None:
+    """XLA multiplies all groups with all where they are in the batch; the values are the interpreter's, which does as it is told."""
+    text, shape = _in_groups(layout, groups)
+    prepared = _prepared(text, Effort.O1)[1]
+    assert "batch_group_count = 1 " in prepared
+    assert f"feature_group_count = {groups} " in prepared
+    generator = np.random.default_rng(0)
+    values = [generator.integers(-3, 4, size).astype(np.float32) for size in (shape, (12, 5, 3, 2))]
+    found = []
+    for name in ("cpu", "interpreter"):
+        client = make_client(name)
+        executable = client.compile(text.encode(), CompileOptions(effort=Effort.O1))
+        found.append(client.to_host(executable.execute([client.from_host(value) for value in values])[0]))
+    np.testing.assert_array_equal(*found)
+
+
 _WHOLE = "4x16x32x32xf32"
 
 
