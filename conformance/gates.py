@@ -242,7 +242,8 @@ def _answer(
         tell("forward")
         model.eval()
         with torch.no_grad():
-            results = [result.detach().cpu() for result in results_of(model(**inputs))]
+            # Copies: a result may be a parameter, which the step changes in place.
+            results = [result.detach().to("cpu", copy=True) for result in results_of(model(**inputs))]
         tell("training")
         gradients, stepped = _trained(model, inputs | labels)
     values = [*results, *gradients.values(), *stepped]

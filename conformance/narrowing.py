@@ -156,12 +156,15 @@ _ATTRIBUTES = re.compile(
     r"(^|_)(dims?|chs|channels|features|width|planes|hidden|inner|d|c|shape|indices|indexes|splits?)(_|$)|^(c|channel|d)\d*$"
 )
 _HEADS = re.compile(
-    r"^(head_dim|key_dim|val_dim|value_dim|head_size|dim_head|dim_per_head|key_dims|attn_dim|d_head|inc|state_dim|pdim|dim_conv3|dim_untouched|o_proj_inpdim|dh)$"
+    r"^(head_dim|key_dim|val_dim|value_dim|head_size|dim_head|dim_per_head|key_dims|attn_dim|d_head|inc|state_dim|pdim|dim_conv3|dim_untouched|o_proj_inpdim|dh|dim(_head|_out)?_(qk?|v))$"
 )
 # What has a width that is no number of channels: of tokens, of heads, of coordinates.
-_TOKENS = re.compile(r"linear_tokens|mlp_tokens|meta_mlp|cpb_mlp|rel_pos|attn\.proj_[lw]$")
+_TOKENS = re.compile(r"ba\.conv_[pq]$|linear_tokens|mlp_tokens|meta_mlp|cpb_mlp|rel_pos|attn\.proj_[lw]$")
 _HEAD_NORMS = re.compile(r"(^|\.)[qk]_norm$")
-_BY_HEAD = re.compile(r"bias_table|attention_bias|relative_position|temperature|logit_scale|gating")
+_HEAD_POSITIONS = re.compile(r"(^|\.)self_attn\.pos_emb(ed\.(height|width)_rel)?$")
+_BY_HEAD = re.compile(
+    r"bias_table|attention_bias|relative_position|temperature|logit_scale|gating|^pos_emb$|(height|width)_rel$"
+)
 
 
 def _widths(model: nn.Module) -> set[int]:
@@ -208,8 +211,9 @@ def factor(model: nn.Module) -> int:
     """The power of two that channels are divided by: the narrowest convolution that mixes channels keeps 12 or more."""
     mixing = sorted(
         m.out_channels if isinstance(m, _ConvNd) else m.out_features
-        for m in model.modules()
-        if (isinstance(m, _ConvNd) and m.groups < m.in_channels) or isinstance(m, nn.Linear)
+        for name, m in model.named_modules()
+        if not _TOKENS.search(name)
+        and ((isinstance(m, _ConvNd) and m.groups < m.in_channels) or isinstance(m, nn.Linear))
     )
     mixing = [width for width in mixing if width >= _NARROWEST]
     usual, least = (mixing[len(mixing) // 4], mixing[0]) if mixing else (0, 0)
@@ -252,6 +256,7 @@ def narrow(model: nn.Module, by: int | None = None) -> int:
             small = divided if _HEAD_NORMS.search(path) else narrowed
             outer = module is first or _PROJECTIONS.search(path) is not None
             _parameters(module, small, outer, done)
+            _positions(module, path, divided)
             _attributes(module, small, by, outer)
     return by
 
@@ -276,6 +281,13 @@ def _parameters(module: nn.Module, small: Callable[[int], int], outer: bool, don
     for name, buffer in list(module._buffers.items()):
         if buffer is not None and buffer.dim() == 1 and buffer.is_floating_point():
             module._buffers[name] = buffer[: small(len(buffer))].clone()
+
+
+def _positions(module: nn.Module, path: str, divided: Callable[[int], int]) -> None:
+    """Relative positions, whose last dimension is as wide as a head."""
+    for name, parameter in list(module._parameters.items()):
+        if parameter is not None and _HEAD_POSITIONS.search(f"{path}.{name}"):
+            module._parameters[name] = _cut(parameter, (*parameter.shape[:-1], divided(parameter.shape[-1])))
 
 
 def _resized(module: nn.Module, parameter: nn.Parameter, small: Callable[[int], int]) -> tuple[int, ...]:

@@ -222,6 +222,18 @@ def test_running_statistics_do_not_leak(monkeypatch):
     assert report.outcome == Outcome.PASS, report.error
 
 
+def test_a_result_that_is_a_parameter(monkeypatch):
+    """What a model returns is judged as it was returned: the step that follows changes a parameter in place."""
+
+    class Scaled(Toy):
+        def forward(self, x):
+            return self.linear(x), self.linear.bias
+
+    monkeypatch.setitem(building._BUILDERS, "toy", lambda program: Built(Scaled(), {"x": torch.ones(2, 8)}, {}))
+    report = gates.examine(PROGRAM, "strict", fallbacks=lambda: 0)
+    assert report.outcome == Outcome.PASS, report.error
+
+
 @pytest.mark.parametrize(
     ("actual", "expected", "error"),
     [
