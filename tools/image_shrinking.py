@@ -90,6 +90,13 @@ _TWO_EACH = [2, 2, 2, 2]
 _VIT = {"embed_dim": 64, "depth": 2, "num_heads": 4}
 _DPN = {"k_sec": _TWO_EACH, "k_r": 40, "groups": 10, "inc_sec": [8, 16, 16, 32]}
 _COAT = {"embed_dims": [16, 32, 32, 32], "serial_depths": _TWO_EACH, "parallel_depth": 2}
+
+
+def _dense(growth: list[int]) -> dict[str, Any]:
+    """RDNet with an eighth of the channels that each block adds, and two layers a block."""
+    return {"num_init_features": 16, "growth_rates": growth, "num_blocks_list": [2] * len(growth)}
+
+
 # Settings of the constructors of what is not narrowed after it is built, and takes them: a part of the name.
 SMALLER: Mapping[str, Mapping[str, Any]] = {
     "_sapiens2": _VIT | {"depth": 3, "num_kv_heads": [4, 2, 4]},  # of some blocks the queries are grouped
@@ -109,6 +116,11 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
     "timm/mambaout_base": {"dims": [32, 64, 128, 192], "depths": _TWO_EACH},
     "timm/nasnetalarge": {"num_features": 768, "stem_size": 16},
     "timm/qwen3_vit": _VIT,
+    "timm/rdnet_base": _dense([12, 16, *[24] * 7, 42, 42]),
+    "timm/rdnet_large": _dense([16, 24, *[32] * 8, 44, 44]),
+    "timm/rdnet_small": _dense([8, 16, *[16] * 7, 30, 30]),
+    "timm/rdnet_tiny": _dense([8, 16, *[16] * 4, 28]),
+    "timm/regnety_2560": {"w0": 40, "wa": 14.4, "group_size": 23},
     "timm/res2ne": {"channels": [16, 32, 64, 128], "layers": _TWO_EACH},
     "timm/samvit": _VIT | {"depth": 4, "global_attn_indexes": [1, 3], "neck_chans": 32},
     "timm/sequencer2d_s": {"embed_dims": [32, 64, 64, 64], "layers": _TWO_EACH, "hidden_sizes": [8, 16, 16, 16]},
