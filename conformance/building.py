@@ -91,12 +91,13 @@ def _timm(program: Program) -> Built:
     published: Any = timm.get_pretrained_cfg(name)
     options: dict[str, Any] = {"num_classes": 10, **program.options}
     side = options.get("img_size") or options.pop("side", inputs.SIDE)
+    batch = options.pop("batch", inputs.BATCH)
     if program.shrink == "vit":
         side, small = _small_vit(name)
         options |= small
     model = timm.create_model(name, pretrained=False, **options)
     narrowing.shrink(model, program.shrink)
-    return Built(model, {"x": inputs.image(published.input_size[0], side, program.seed)}, {})
+    return Built(model, {"x": inputs.image(published.input_size[0], side, program.seed, batch)}, {})
 
 
 def _small_vit(name: str) -> tuple[int, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["SHORT", "SIDES", "SMALLER", "as_vit", "options_of", "shrink_of"]
+__all__ = ["BATCHES", "SHORT", "SIDES", "SMALLER", "as_vit", "options_of", "shrink_of"]
 
 _SIDE = 64
 # What keeps its channels, and why: how ``builder/family`` or ``builder/architecture`` begins.
@@ -75,6 +75,14 @@ SIDES: Mapping[str, tuple[int, str]] = {
     "torchvision/inception": (299, "a second classifier convolves 5x5 places of what is left"),
     "torchvision/quantized_inception": (299, "a second classifier convolves 5x5 places of what is left"),
     "torchvision/maxvit": (224, "windows of 7x7 places after five halvings"),
+}
+# What wants more than two images, and why: a normalisation of two values in training gives their signs, whatever they are.
+BATCHES: Mapping[str, tuple[int, str]] = {
+    "timm/efficientvit_m5": (4, "normalises one place of each image"),
+    "timm/hgnetv2_b5": (8, "normalises four places of each image, half of them zero"),
+    "timm/inception_v3": (8, "normalises one place of each image"),
+    "timm/inception_v4": (8, "normalises one place of each image"),
+    "timm/rexnet": (4, "normalises what its gates pool"),
 }
 
 # Vision transformers of timm that are not made from other depth, width and heads: what their names contain, a side, and why.
@@ -148,6 +156,9 @@ def options_of(builder: str, *names: str, sized: bool = False) -> dict[str, Any]
     sides = [side for start, (side, _) in SIDES.items() if any(prefix.startswith(start) for prefix in prefixes)]
     others = [side for part, (side, _) in _NO_VIT.items() if any(part in name for name in names)]
     side = max(sides + others, default=_SIDE)
+    batches = [batch for start, (batch, _) in BATCHES.items() if any(prefix.startswith(start) for prefix in prefixes)]
+    if batches:
+        smaller["batch"] = max(batches)
     sized = (sized or bool(others)) and not any("naflexvit" in name for name in names)
     if sized:
         return {"img_size": side} | smaller
