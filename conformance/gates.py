@@ -46,8 +46,10 @@ __all__ = [
     "Mismatch",
     "Outcome",
     "Report",
+    "error_of_all",
     "examine",
     "filed",
+    "gradients_of",
     "highest",
     "relative_error",
     "seed",
@@ -257,6 +259,12 @@ def seed() -> None:
     random.seed(0)
 
 
+def gradients_of(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Those of a training step, by parameter; empty where no loss can be differentiated."""
+    seed()
+    return _trained(model, arguments)[0]
+
+
 def _trained(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Gradients by parameter, and the weights after a step of SGD; both empty where no loss can be differentiated."""
     model.train()
@@ -284,10 +292,10 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
     What is equally infinite or NaN in both counts as equal. Of a tensor that should be zero the norm itself is the error.
     """
-    return _error_of_all([actual], [expected]) if actual.dtype == expected.dtype else math.inf
+    return error_of_all([actual], [expected]) if actual.dtype == expected.dtype else math.inf
 
 
-def _error_of_all(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def error_of_all(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """The relative error of several tensors as if they were one, of whatever dtypes."""
     found = [_norms(a, e) for a, e in zip(actual, expected, strict=True)]
     parts = [part for part in found if part is not None]
@@ -338,11 +346,11 @@ def _compare(
     for what, error, limit in missed:
         pick = (lambda answer: answer.results) if what == "logits" else (lambda answer: list(answer.gradients.values()))
         best = pick(exact)
-        strays, allowed = (_error_of_all(pick(answer), best) for answer in (actual, expected))
+        strays, allowed = (error_of_all(pick(answer), best) for answer in (actual, expected))
         if not allowed <= _UNFIT:
             raise _Unfit(f"the {what} of the CPU stray from float64 by {allowed:.2g}: they say nothing about a device")
         if not strays <= AS_GOOD * allowed:
-            moved = max(_error_of_all(pick(answer), best) for answer in _nudged(program))
+            moved = max(error_of_all(pick(answer), best) for answer in _nudged(program))
             if not strays <= AS_GOOD * moved:
                 raise Mismatch(
                     f"relative error of the {what} {error:.2g}, allowed {limit:.0e}; from float64 the device strays by "
@@ -359,7 +367,7 @@ def _worst(actual: list[Tensor], expected: list[Tensor]) -> float | None:
 def _gradient_error(actual: _Answer, expected: _Answer) -> float:
     """Of all gradients as one vector, those of parameters in the order of ``expected``."""
     names = list(expected.gradients)
-    return _error_of_all(*([answer.gradients[name] for name in names] for answer in (actual, expected)))
+    return error_of_all(*([answer.gradients[name] for name in names] for answer in (actual, expected)))
 
 
 def _nudged(program: Program) -> Iterator[_Answer]:

@@ -1,17 +1,20 @@
 """Whether the gate can fail: faults put into one call of a forward on the CPU, and whether tier 2 would catch them.
 
 A fault changes one call of one op, in the middle of the model, as a wrong lowering or a wrong cache entry would in one
-layer. It is caught when the relative error of the answer exceeds the limit of tier 2. A fault whose op the model does not
-have is not counted.
+layer. It is caught when the relative error of the answer, or that of the gradients of a training step, exceeds the limit of
+tier 2. A fault whose op the model does not have is not counted.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from emutpu.conformance.building import Built, NoRecipe, build, results_of
-from emutpu.conformance.gates import LOGITS, relative_error
+from emutpu.conformance.gates import GRADIENTS, LOGITS, error_of_all, gradients_of, relative_error
 from emutpu.conformance.manifest import Program, programs
 
 __all__ = ["FAMILIES", "FAULTS", "MODE", "Injected", "answer", "families", "inject"]
@@ -32,11 +35,14 @@ _MORE_OF = {"causal-lm": 12, "image-classification": 6}  # the tasks with the mo
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault in a program: the relative error of the answer, and whether the gate would have caught it."""
+    """A fault in a program: the relative error of the answer, where that shows nothing that of the gradients, and whether
+    the gate would have caught it.
+    """
 
     fault: str
     error: float
     caught: bool
+    gradient_error: float | None = None
 
 
 Call = Callable[..., Any]
@@ -138,13 +144,45 @@ def families() -> list[Program]:
 
 def inject(program: Program) -> list[Injected]:
     """Every fault that the program has a place for. Raises NoRecipe, or what the library raises, where there is no program."""
-    built = build(program)
-    expected = _results(built)
-    found = [_judged(name, results, expected) for name, fault in FAULTS.items() for results in _with(fault, built)]
-    found += [_judged(_STALE, results, expected) for results in _with_stale_entry(built)]
-    with _without_one_rotation(built.model) as dropped:
-        results = _results(built)
-    return [*found, _judged(_ROTARY, results, expected)] if dropped else found
+    sound = _Sound(build(program))
+    return [sound.judged(name, faulty) for name, faulty in _places(sound.built)]
+
+
+Faulty = Callable[[], AbstractContextManager[Any]]
+"""Makes a context in which one forward, and what follows it, has the fault."""
+
+
+class _Sound:
+    """A program without a fault, to judge those with one by."""
+
+    def __init__(self, built: Built) -> None:
+        self.built = built
+        self._results = _results(built)
+
+    def judged(self, name: str, faulty: Faulty) -> Injected:
+        """What tier 2 would say of it."""
+        with faulty():
+            error = max(map(relative_error, _results(self.built), self._results), default=0.0)
+        if not error <= LOGITS:
+            return Injected(name, error, True)
+        strays = self._gradient_error(faulty)
+        return Injected(name, error, strays is not None and not strays <= GRADIENTS, strays)
+
+    def _gradient_error(self, faulty: Faulty) -> float | None:
+        """None where nothing can be trained."""
+        expected = self._gradients
+        if not expected:
+            return None
+        with faulty():
+            found = self._trained()
+        return error_of_all(list(found.values()), [expected[name] for name in found])
+
+    @functools.cached_property
+    def _gradients(self) -> dict[str, Tensor]:
+        return self._trained()
+
+    def _trained(self) -> dict[str, Tensor]:
+        return gradients_of(copy.deepcopy(self.built.model), {**self.built.inputs, **self.built.labels})
 
 
 def _results(built: Built) -> list[Tensor]:
@@ -152,14 +190,38 @@ def _results(built: Built) -> list[Tensor]:
         return results_of(built.model(**built.inputs))
 
 
-def _judged(name: str, actual: list[Tensor], expected: list[Tensor]) -> Injected:
-    error = max(map(relative_error, actual, expected), default=0.0)
-    return Injected(name, error, not error <= LOGITS)
+def _places(built: Built) -> Iterator[tuple[str, Faulty]]:
+    """The faults that the model has a place for."""
+    for name, fault in FAULTS.items():
+        calls = _count(fault, built)
+        if calls:
+            yield name, functools.partial(_middle, fault, calls // 2 + 1)
+    repeats = _repeats(built)
+    if repeats:
+        yield _STALE, functools.partial(_stale, repeats[len(repeats) // 2])
+    with _without_one_rotation(built.model) as dropped:
+        _results(built)
+    if dropped:
+        yield _ROTARY, functools.partial(_without_one_rotation, built.model)
 
 
-def _with(fault: _Fault, built: Built) -> Iterator[list[Tensor]]:
-    """The answer with the middle one of the calls that qualify changed; nothing where none does."""
-    calls, at = 0, -1
+def _count(fault: _Fault, built: Built) -> int:
+    """How many calls of a forward qualify."""
+    calls = 0
+
+    def visit(func: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        nonlocal calls
+        calls += str(func).startswith(fault.ops) and fault.qualifies(args, kwargs)
+        return func(*args, **kwargs)
+
+    with _Calls(visit):
+        _results(built)
+    return calls
+
+
+def _middle(fault: _Fault, at: int) -> _Calls:
+    """The fault in the call of that number."""
+    calls = 0
 
     def visit(func: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         nonlocal calls
@@ -169,37 +231,51 @@ def _with(fault: _Fault, built: Built) -> Iterator[list[Tensor]]:
                 return fault.change(func, args, kwargs)
         return func(*args, **kwargs)
 
+    return _Calls(visit)
+
+
+def _key(func: Call, args: Sequence[Any]) -> Any:
+    return func, tuple(tuple(arg.shape) for arg in args if isinstance(arg, Tensor))
+
+
+def _repeats(built: Built) -> list[int]:
+    """The numbers of the products and convolutions that have the shapes of an earlier one."""
+    seen: set[Any] = set()
+    repeats: list[int] = []
+    calls = 0
+
+    def visit(func: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        nonlocal calls
+        if str(func).startswith(_STALE_OPS):
+            calls += 1
+            if _key(func, args) in seen:
+                repeats.append(calls)
+            seen.add(_key(func, args))
+        return func(*args, **kwargs)
+
     with _Calls(visit):
         _results(built)
-        if calls:
-            calls, at = 0, calls // 2 + 1
-            yield _results(built)
+    return repeats
 
 
-def _with_stale_entry(built: Built) -> Iterator[list[Tensor]]:
-    """The answer when a product or convolution gives what an earlier one with the same shapes gave."""
+def _stale(at: int) -> _Calls:
+    """The product or convolution of that number gives what the first one with its shapes gave."""
     first: dict[Any, Tensor] = {}
-    repeats: list[int] = []
-    calls, at = 0, -1
+    calls = 0
 
     def visit(func: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         nonlocal calls
         if not str(func).startswith(_STALE_OPS):
             return func(*args, **kwargs)
-        key = func, tuple(tuple(arg.shape) for arg in args if isinstance(arg, Tensor))
         calls += 1
-        if calls == at:
+        key = _key(func, args)
+        if calls == at and key in first:  # in training there may be others before it
             return first[key].clone()
         result = func(*args, **kwargs)
-        if at < 0 and first.setdefault(key, result) is not result:
-            repeats.append(calls)
+        first.setdefault(key, result)
         return result
 
-    with _Calls(visit):
-        _results(built)
-        if repeats:
-            calls, at = 0, repeats[len(repeats) // 2]
-            yield _results(built)
+    return _Calls(visit)
 
 
 @contextlib.contextmanager

@@ -225,6 +225,11 @@ def mutate(
     return found
 
 
+def _of_gradients(fault: Mapping[str, Any]) -> str:
+    error = fault.get("gradient_error")
+    return "" if error is None else f", gradients {error:.1e}"
+
+
 def mutations_of(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts of the answers of a mutation run: injected and caught by fault, and every fault that was missed."""
     kept = sorted(answers, key=lambda answer: answer["program"])
@@ -242,7 +247,9 @@ def mutations_of(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "caught": sum(fault["caught"] for _, fault in faults),
         "by_fault": by_fault,
         "missed": [
-            f"{program}: {fault['fault']} ({fault['error']:.1e})" for program, fault in faults if not fault["caught"]
+            f"{program}: {fault['fault']} ({fault['error']:.1e}{_of_gradients(fault)})"
+            for program, fault in faults
+            if not fault["caught"]
         ],
         "failed": {a["program"]: a["error"] for a in kept if a["outcome"] not in {"pass", "missed"}},
     }

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from emutpu.conformance import building, manifest, mutation, runner
 from emutpu.conformance.building import Built
+from emutpu.conformance.gates import GRADIENTS, LOGITS
 from emutpu.conformance.manifest import Program
 from emutpu.conformance.torchvision_schemas import declare
 
@@ -17,15 +18,17 @@ PROGRAM = Program("toy/x", "toy", "x", "toy", "none", {}, "none", 1.4, 0, "toy/x
 
 
 class Layers(nn.Module):
-    """Two layers of causal attention over a normalisation; ``weight`` scales what they add."""
+    """Two layers of causal attention over a normalisation of what is scaled; ``weight`` scales what they add."""
 
     def __init__(self, weight=1.0):
         super().__init__()
+        self.scale = nn.Parameter(torch.ones(16))
         self.products = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
         self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(2))
         self.weight = weight
 
     def forward(self, x):
+        x = self.scale * x
         for product, norm in zip(self.products, self.norms, strict=True):
             y = product(norm(x)).unflatten(-1, (2, 8)).transpose(1, 2)
             y = F.scaled_dot_product_attention(y, y, y, is_causal=True)
@@ -52,6 +55,28 @@ def test_a_fault_that_does_not_show_is_missed(monkeypatch):
     found = faults_of(monkeypatch, Layers(weight=1e-7))
     assert not found["attention zeroed"].caught
     assert 0 < found["attention zeroed"].error < 1e-5
+    assert 0 < found["attention zeroed"].gradient_error < 1e-5
+
+
+class Hidden(Layers):
+    """What the layers add is not in the answer, and its gradients are."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return self.scale * x + y - y.detach()
+
+
+def test_gradients_show_what_the_answer_hides(monkeypatch):
+    """Tier 2 compares both: a fault that does not reach the answer is caught by the training step."""
+    found = faults_of(monkeypatch, Hidden())
+    assert all(fault.caught and fault.error <= LOGITS for fault in found.values())
+    assert all(fault.gradient_error > GRADIENTS for fault in found.values())
+
+
+def test_nothing_to_train(monkeypatch):
+    """Then the answer alone decides."""
+    found = faults_of(monkeypatch, Layers(weight=1e-7).requires_grad_(False))
+    assert (found["attention zeroed"].caught, found["attention zeroed"].gradient_error) == (False, None)
 
 
 def test_the_model_is_as_before(monkeypatch):
@@ -72,14 +97,18 @@ def test_a_rotary_embedding_is_dropped_in_one_layer():
 def test_counts():
     """By fault, with the missed ones named."""
     answers = [
-        {"program": "b", "outcome": "missed", "faults": [{"fault": "f", "error": 1e-9, "caught": False}]},
+        {
+            "program": "b",
+            "outcome": "missed",
+            "faults": [{"fault": "f", "error": 1e-9, "caught": False, "gradient_error": 2e-7}],
+        },
         {"program": "a", "outcome": "pass", "faults": [{"fault": "f", "error": 1.0, "caught": True}]},
         {"program": "c", "outcome": "not run", "error": "no recipe", "faults": []},
     ]
     found = runner.mutations_of(answers)
     assert (found["programs"], found["injected"], found["caught"]) == (2, 2, 1)
     assert found["by_fault"] == {"f": {"injected": 2, "caught": 1}}
-    assert found["missed"] == ["b: f (1.0e-09)"]
+    assert found["missed"] == ["b: f (1.0e-09, gradients 2.0e-07)"]
     assert found["failed"] == {"c": "no recipe"}
 
 
