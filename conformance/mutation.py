@@ -288,11 +288,12 @@ def _without_one_rotation(model: nn.Module) -> Iterator[list[str]]:
         yield dropped
         return
 
-    def once(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def once(query: Tensor, *args: Any, **kwargs: Any) -> Any:
+        rotated = original(query, *args, **kwargs)
         if dropped:
-            return original(query, key, *args, **kwargs)
+            return rotated
         dropped.append(original.__module__)
-        return query, key
+        return (query, args[0]) if isinstance(rotated, tuple) else query  # of queries and keys, or of one at a time
 
     vars(module)["apply_rotary_pos_emb"] = once
     try:

@@ -94,6 +94,13 @@ def test_a_rotary_embedding_is_dropped_in_one_layer():
     assert len(found) == 6
 
 
+def test_a_rotary_embedding_of_one_at_a_time():
+    """Of Gemma 4's vision tower in timm, which rotates queries and keys apart."""
+    pytest.importorskip("timm", reason="the library is not installed")
+    found = {fault.fault: fault for fault in mutation.inject(manifest.programs()["timm/gemma4_vit_167m"])}
+    assert found["rotary embedding dropped"].caught
+
+
 def test_counts():
     """By fault, with the missed ones named."""
     answers = [
