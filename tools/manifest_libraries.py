@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from emutpu.conformance.small_configs import FEED_FORWARD, HEAD_DIM, HEADS, VOCABULARY, WIDTH, WINDOW
+
 __all__ = ["Entry", "litgpt", "open_clip", "segmentation_models", "sentence_transformers"]
 
 # Architecture, family, task, options, and (id, kind) of its models.
 Entry = tuple[str, str, str, dict[str, Any], list[tuple[str, str]]]
-WIDTH, HEADS, HEAD_DIM, FEED_FORWARD, VOCABULARY, WINDOW = 64, 4, 16, 128, 512, 8
 
 
 # --------------------------------------------------------------------------------------------------------- litgpt
