@@ -43,7 +43,7 @@ class Limits:
 
     seconds: float
     memory: int
-    programs: int = 60
+    programs: int = 150
 
 
 class Seat:
