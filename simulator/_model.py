@@ -13,7 +13,7 @@ from emutpu.backend.pjrt import CompileOptions, Effort, ModelledCost, Unimplemen
 
 from ._modules import ModuleInfo
 from .chips import Chip, chip
-from .cost import Estimate, Level, estimate_graph, read
+from .cost import Estimate, Graph, Level, estimate_graph, read
 from .cost.collectives import over_slice
 from .hbm import total_bytes
 from .topology import Slice
@@ -40,26 +40,30 @@ def modelled(module: bytes, info: ModuleInfo, names: Sequence[str], options: Com
     """The modelled cost of one launch of ``module`` on a device of each of the chips, by their names.
 
     An operation that has no model makes the launch cost the traffic of its arguments and results, which is said in the
-    cost's assumptions. None for a chip without constants.
+    cost's assumptions. None for a chip without constants. Raises ValueError for a name that is no chip's.
     """
+    specs = {name: chip(name) for name in names}
     level: Level = "eager" if options.effort in (Effort.O0, Effort.O1) else "compiled"
     try:
         graph = read(module)
     except Unimplemented as error:
         unread = str(error)
-        return {name: Modelled(_traffic(info, chip(name), unread), 0) for name in names}
+        return {name: Modelled(_traffic(info, spec, unread), 0) for name, spec in specs.items()}
     except ValueError:
         return dict.fromkeys(names, Modelled(None, 0))
-    found = {}
-    for name in names:
-        try:
-            one = estimate_graph(graph if name == names[-1] else graph.copy(), chip(name), level)
-            found[name] = Modelled(_cost(one), one.temp_bytes)
-        except Unimplemented as error:
-            found[name] = Modelled(_traffic(info, chip(name), str(error)), 0)
-        except ValueError:
-            found[name] = Modelled(None, 0)
-    return found
+    return {
+        name: _modelled(graph if name == names[-1] else graph.copy(), info, spec, level) for name, spec in specs.items()
+    }
+
+
+def _modelled(graph: Graph, info: ModuleInfo, spec: Chip, level: Level) -> Modelled:
+    try:
+        found = estimate_graph(graph, spec, level)
+    except Unimplemented as error:
+        return Modelled(_traffic(info, spec, str(error)), 0)
+    except ValueError:
+        return Modelled(None, 0)
+    return Modelled(_cost(found), found.temp_bytes)
 
 
 @functools.cache

@@ -9,6 +9,6 @@ constants of :mod:`.rates`.
 from __future__ import annotations
 
 from .estimate import Collective, Estimate, FusionCost, Level, estimate, estimate_graph
-from .graph import read
+from .graph import Graph, read
 
-__all__ = ["Collective", "Estimate", "FusionCost", "Level", "estimate", "estimate_graph", "read"]
+__all__ = ["Collective", "Estimate", "FusionCost", "Graph", "Level", "estimate", "estimate_graph", "read"]

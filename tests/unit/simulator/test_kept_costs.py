@@ -61,6 +61,12 @@ def test_one_reading_serves_all_chips(effort):
         assert compiled.cost_on(name).flops == alone.executed_flops
 
 
+def test_a_name_that_is_no_chips():
+    """It is refused with the names that are."""
+    with pytest.raises(ValueError, match="unknown TPU chip 'v99'"):
+        _client().compile(MODULE, OPTIONS).cost_on("v99")
+
+
 def _with_header(blob: bytes, **changed: object) -> bytes:
     body = blob[40:]
     (length,) = struct.unpack_from("<I", body)
