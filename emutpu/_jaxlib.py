@@ -7,6 +7,7 @@ is asked for, :func:`limit_cpu`); 64-bit types are enabled in a thread-local sco
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import importlib
@@ -14,6 +15,7 @@ import io
 import os
 import platform
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -195,11 +197,33 @@ def _release() -> tuple[int, int]:
 
 def cpu_backend() -> Any:
     """JAX's CPU backend. Raises RuntimeError where the user's configuration excludes it (``JAX_PLATFORMS``)."""
+    _keep_freed_memory()
     try:
         with _yielding_threads():
             return jax_backend.get_backend("cpu")
     except AssertionError as error:  # what jax raises where none of JAX_PLATFORMS exists
         raise RuntimeError("no platform of JAX_PLATFORMS exists here") from error
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of mallopt(3)
+_KEPT = {_TRIM_THRESHOLD: 512 << 20, _MMAP_THRESHOLD: 32 << 20, _ARENA_MAX: 1}
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """What a step frees, up to 512 MiB, the next one gets without asking the system (glibc's malloc).
+
+    XLA allocates results and temporaries with malloc, on any of its threads. By default what is free at the end of a thread's
+    heap goes back to the system: a training step of six residual blocks met 6,900 fresh pages, 87 so, and took 131 ms of
+    processor time instead of 121. Whoever has set malloc up in the environment keeps that.
+    """
+    chosen = any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    )
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if set_option is not None and not chosen:
+        for option, value in _KEPT.items():
+            set_option(option, value)
 
 
 @contextmanager
