@@ -71,6 +71,7 @@ _COMPANIONS = {
 }  # fmt: skip
 # Families that refuse one argument beside another.
 _INSTEAD = {
+    "flava": (("image_attention_mask", "pixel_values"),),  # of patches, and its encoder has one more token
     "perceiver": (("inputs", "input_ids"), ("inputs", "pixel_values")),
     "pop2piano": (("input_ids", "input_features"),),
 }
