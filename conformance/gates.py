@@ -71,7 +71,7 @@ _UNFIT = 0.05
 _NUDGE, _NUDGES = 2.0**-17, 4
 _MEASURED = "strict"  # the mode in which noise and tier 3 are measured, once for all modes
 _RATE = 1e-3
-_TOKENS = 8
+_TOKENS = 4  # the prompt, and three steps that read what it left
 
 
 class Outcome(enum.StrEnum):
