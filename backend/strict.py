@@ -575,10 +575,14 @@ def _to_meta(value: Any) -> Any:
 
 
 def _on_meta(argument: Any, value: Any) -> Any:
-    """Factory arguments name our device; a generator of ours means nothing to a meta kernel."""
+    """Factory arguments name our device; a generator of ours means nothing to a meta kernel. A CPU scalar that is filled in
+    is one of the device's to it: its Python form takes those beside real devices alone.
+    """
     kind = str(argument.type)
     if "Device" in kind and argument.name == "device":
         return torch.device("meta")
+    if argument.name == "value" and isinstance(value, torch.Tensor):
+        return value.to("meta")
     return None if "Generator" in kind else value
 
 

@@ -87,6 +87,9 @@ _ALSO = {
     "CsmForConditionalGeneration": ("input_values_cutoffs",),
     "SpeechT5Model": ("decoder_input_values",),
     "SpeechT5ForTextToSpeech": ("decoder_input_values", "speaker_embeddings"),
+    "HieraForPreTraining": ("noise",),  # else the device hides other patches than the CPU
+    "ViTMAEForPreTraining": ("noise",),
+    "ViTMAEModel": ("noise",),
     "PI0ForConditionalGeneration": ("noise", "timestep", "pixel_attention_mask"),
     "PI0Model": ("pixel_attention_mask",),
     "PeAudioVideoEncoder": ("pixel_values_videos",),

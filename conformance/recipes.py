@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -323,6 +324,17 @@ def _masked(recipe: Recipe) -> Tensor:
     return (torch.arange(count) % 2 == 0).expand(BATCH, -1).contiguous()
 
 
+def _noise(recipe: Recipe) -> Tensor:
+    """What decides which patches are hidden, f32[BATCH, patches or windows], where an encoder hides some; else of actions."""
+    for module in recipe.model.modules():
+        count: Any = getattr(module, "num_patches", None) if recipe.family == "vit_mae" else None
+        if recipe.family == "hiera" and hasattr(module, "mask_spatial_shape"):
+            count = math.prod(module.mask_spatial_shape)
+        if count is not None:
+            return torch.rand(BATCH, count, generator=recipe.generator)
+    return recipe.normal(BATCH, recipe.size("chunk_size", default=16), recipe.size("max_action_dim", default=32))
+
+
 # ---------------------------------------------------------------------------------------------------------- sound
 
 # Families whose spectra are f32[batch, bins, frames]; elsewhere frames come first.
@@ -584,7 +596,7 @@ MAKERS: dict[str, Maker] = {
     "future_time_features": lambda r: r.normal(BATCH, _future(r), _time_features(r)),
     "future_values": lambda r: r.normal(BATCH, _future(r)),
     "state": lambda r: r.normal(BATCH, r.size("max_state_dim", default=32)),
-    "noise": lambda r: r.normal(BATCH, r.size("chunk_size", default=16), r.size("max_action_dim", default=32)),
+    "noise": _noise,
     "timestep": lambda r: torch.tensor([0.25, 0.75]),
     "action_embeds": lambda r: r.normal(BATCH, 8, r.config.dit_config.hidden_size),
     "states": lambda r: r.normal(BATCH, 4, r.size("state_dim", default=17)),

@@ -304,7 +304,8 @@ class _Walk:
         name, value = field.name, getattr(config, field.name, None)
         if value is None:
             value = _part_left_out(config, name)
-        nested = self._nested(value, _additional(config, name, value) | inner.get(name, {}))
+        given = {key: self._ruled(key, own, value) for key, own in _additional(config, name, value).items()}
+        nested = self._nested(value, given | inner.get(name, {}))
         if nested is not None:
             return nested
         if isinstance(value, float) and "drop" in name:

@@ -60,3 +60,21 @@ def test_gradient_of_index_fill() -> None:
     value = torch.tensor(5.0, device="tpu", requires_grad=True)
     with pytest.raises(NotImplementedError, match="_unique"):
         x.index_fill(0, index, value).sum().backward()
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_scalar_of_the_cpu_is_filled_in(inplace: bool) -> None:
+    """A value without dimensions may be on the CPU, as beside any device; one with a dimension may not."""
+    x = torch.arange(6.0).reshape(2, 3)
+    mask, index, value = x > 2, torch.tensor([0, 2]), torch.tensor(2.5)
+    masked, indexed = x.to("tpu"), x.to("tpu")
+    if inplace:
+        masked.masked_fill_(mask.to("tpu"), value)
+        indexed.index_fill_(1, index.to("tpu"), value)
+    else:
+        masked = masked.masked_fill(mask.to("tpu"), value)
+        indexed = indexed.index_fill(1, index.to("tpu"), value)
+    assert torch.equal(masked.cpu(), x.masked_fill(mask, value))
+    assert torch.equal(indexed.cpu(), x.index_fill(1, index, value))
+    with pytest.raises(RuntimeError, match="value"):
+        masked.masked_fill(mask.to("tpu"), torch.ones(2))
