@@ -118,6 +118,12 @@ def _small_vit(name: str) -> tuple[int, dict[str, Any]]:
 _NO_RECIPE = {
     "FastSpeech2ConformerWithHifiGan": "the durations that it predicts with drawn weights ask for more memory than there is",
 }
+# Whose own generation fails on the CPU too, at these sizes.
+_NO_GENERATION = {
+    "BltForCausalLM": "its cache asks the configuration for num_hidden_layers, which it has not",
+    "HrmTextForCausalLM": "its layers run in cycles, and its cache has an entry for each layer once",
+    "MusicgenForCausalLM": "its pattern of delays asks for a token of padding, which the decoder alone has not",
+}
 _LABELLED = ("causal-lm", "masked-lm", "seq-to-seq-causal-lm")
 
 
@@ -145,10 +151,13 @@ def _transformers(program: Program) -> Built:
     labels = {}
     if program.task in _LABELLED and "labels" in _parameters(model):
         labels["labels"] = inputs.labels(model, arguments)
-    # An assistant generates beside the larger model only, whose keys and values it takes.
-    alone = "shared_kv_states" not in arguments
-    generates = alone and program.task in {"causal-lm", "seq-to-seq-causal-lm"} and model.can_generate()
-    return Built(model, arguments, labels, generates)
+    return Built(model, arguments, labels, _generates(program, model, arguments))
+
+
+def _generates(program: Program, model: Any, arguments: Mapping[str, Any]) -> bool:
+    """An assistant does beside the larger model only, whose keys and values it takes."""
+    alone = "shared_kv_states" not in arguments and program.architecture not in _NO_GENERATION
+    return alone and program.task in {"causal-lm", "seq-to-seq-causal-lm"} and bool(model.can_generate())
 
 
 def _parameters(model: nn.Module) -> frozenset[str]:
