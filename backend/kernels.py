@@ -383,9 +383,13 @@ class _Source:
 
     def _tensor(self, depth: int, x: str, *, first: bool) -> None:
         """Read: append the cell's value, and key on how the tensor lies over it."""
-        # PyTorch hands the 2 of ``x + 2`` over as a number, never in the first place.
-        number = "" if first else f"None if {x}.__class__ in numbers else "
-        self._add(depth, f"c_{x} = {number}getattr(storage({x}), 'cell', None)")
+        # PyTorch hands the 2 of ``x + 2`` over as a number. In the first place only ``torch.add(2, x)`` and its like have one,
+        # so nothing asks there.
+        if first:
+            self._add(depth, f"try: c_{x} = getattr(storage({x}), 'cell', None)")
+            self._add(depth, f"except TypeError: c_{x} = None")
+        else:
+            self._add(depth, f"c_{x} = None if {x}.__class__ in numbers else getattr(storage({x}), 'cell', None)")
         self._add(depth, f"if c_{x} is None:")
         self._add(depth + 1, f"v_{x}, (l_{x}, z_{x}, s_{x}, o_{x}, t_{x}) = foreign(name, {_label(x)}, {x})")
         self._add(depth, "else:")

@@ -173,3 +173,24 @@ def test_printing_of_parameters() -> None:
     x = torch.ones(2, device="tpu", requires_grad=True)
     assert repr(x) == "tensor([1., 1.], device='tpu:0', requires_grad=True)"
     assert "grad_fn=<MulBackward0>" in repr(x * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t: torch.add(0.3333, t, alpha=2),
+        lambda t: torch.sub(2, t),
+        lambda t: torch.mul(True, t),
+        lambda t: torch.div(1.5, t),
+        lambda t: torch.floor_divide(7, t),
+        lambda t: torch.true_divide(2, t),
+        lambda t: torch.add(1j, t),
+    ],
+    ids=["add", "sub", "mul", "div", "floor_divide", "true_divide", "complex"],
+)
+def test_a_number_comes_first(function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> None:
+    """What PyTorch takes as ``torch.add(2, x)``: values and dtype are the CPU's."""
+    x = torch.tensor([1, -2, 3], dtype=dtype)
+    expected, actual = function(x), function(x.to("tpu")).cpu()
+    torch.testing.assert_close(actual, expected)
