@@ -122,6 +122,7 @@ _NO_RECIPE = {
 _NO_GENERATION = {
     "BltForCausalLM": "its cache asks the configuration for num_hidden_layers, which it has not",
     "HrmTextForCausalLM": "its layers run in cycles, and its cache has an entry for each layer once",
+    "ReformerModelWithLMHead": "it has as many positions as it is given tokens",
     "MusicgenForCausalLM": "its pattern of delays asks for a token of padding, which the decoder alone has not",
 }
 _LABELLED = ("causal-lm", "masked-lm", "seq-to-seq-causal-lm")

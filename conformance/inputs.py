@@ -58,7 +58,7 @@ _GENERAL = "input_ids"
 _COMPANIONS = {
     "input_ids": ("bbox", "qformer_input_ids", "protein_input_ids"),
     "pixel_values": (
-        "image_grid_thw", "image_grid_hws", "grid_thw", "spatial_shapes", "pixel_position_ids", "image_position_ids",
+        "image_grid_thw", "image_grid_hws", "image_grid_hw", "grid_thw", "spatial_shapes", "pixel_position_ids", "image_position_ids",
         "high_res_pixel_values", "aspect_ratio_ids", "aspect_ratio_mask", "image_attention_mask", "pixel_attention_mask", "prompt_pixel_values", "prompt_masks", "image_sizes",
         "target_sizes",
     ),
