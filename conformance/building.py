@@ -122,6 +122,7 @@ _NO_RECIPE = {
 _NO_GENERATION = {
     "BltForCausalLM": "its cache asks the configuration for num_hidden_layers, which it has not",
     "HrmTextForCausalLM": "its layers run in cycles, and its cache has an entry for each layer once",
+    "xLSTMForCausalLM": "its chunks do not divide the length that it has reached",
     "ReformerModelWithLMHead": "it has as many positions as it is given tokens",
     "MusicgenForCausalLM": "its pattern of delays asks for a token of padding, which the decoder alone has not",
 }
@@ -168,6 +169,8 @@ def _parameters(model: nn.Module) -> frozenset[str]:
 # -------------------------------------------------------------------------------------------------- diffusers
 
 _TIMESTEP = 10.0
+# Flows go from 0 to 1, and take a thousand times that: of sines of 10,000 the last bit of the angle decides the fourth digit.
+_TIMES = {"AceStepTransformer1DModel": 0.5, "AuraFlowTransformer2DModel": 0.5}
 
 
 def _diffusers(program: Program) -> Built:
@@ -181,7 +184,7 @@ def _diffusers(program: Program) -> Built:
     arguments = {name: inputs.written(entry, generator) for name, entry in program.options["inputs"].items()}
     if "timestep" in _parameters(model) and "timestep" not in arguments:
         batch = next((len(value) for value in arguments.values() if isinstance(value, Tensor)), 1)
-        arguments["timestep"] = torch.full((batch,), _TIMESTEP)
+        arguments["timestep"] = torch.full((batch,), _TIMES.get(program.architecture, _TIMESTEP))
     return Built(model, arguments, {})
 
 

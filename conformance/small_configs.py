@@ -59,6 +59,8 @@ _ASSISTANT = {"text_config": Inner(hidden_size_per_layer_input=0, vocab_size_per
 
 # What no rule over names can know: fields that belong together.
 TOGETHER: Mapping[str, Mapping[str, Any]] = {
+    # With drawn weights a sound lasts as long as an exponential says, and its noise is the device's own.
+    "VitsConfig": {"speaking_rate": 64.0, "noise_scale": 0.0, "noise_scale_duration": 0.0},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]]},
     "BambaConfig": {"attn_layer_indices": [1]},
     "EsmConfig": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "token_dropout": False},
