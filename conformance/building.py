@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import importlib.metadata
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -170,7 +171,7 @@ def _parameters(model: nn.Module) -> frozenset[str]:
 
 _TIMESTEP = 10.0
 # Flows go from 0 to 1, and take a thousand times that: of sines of 10,000 the last bit of the angle decides the fourth digit.
-_TIMES = {"AceStepTransformer1DModel": 0.5, "AuraFlowTransformer2DModel": 0.5}
+_TIMES = {"AceStepTransformer1DModel": 0.5, "AuraFlowTransformer2DModel": 0.5, "LongCatImageTransformer2DModel": 0.5}
 
 
 def _diffusers(program: Program) -> Built:
@@ -201,7 +202,7 @@ def _parts(setting: Any) -> Any:
 
 
 # Frames and side of a video where a network's own pooling or positions set the least.
-_VIDEOS = {"s3d": (16, 224), "mvit": (16, 224)}
+_VIDEOS = {"s3d": (16, 224), "mvit": (4, 64)}
 _FLOW_SIDE = 128  # the least side of pictures that flow is found between
 
 
@@ -217,6 +218,16 @@ def _seen(program: Program, model: nn.Module, side: int) -> dict[str, Tensor]:
     return {name: inputs.image(3, side, program.seed)}
 
 
+def _cut_positions(model: Any, frames: int, side: int) -> None:
+    """The positions of a shorter and smaller video: the constructors set 16 frames of 224 pixels, and take nothing else."""
+    times, height, width = model.conv_proj.stride
+    positions = model.pos_encoding
+    positions.temporal_size, positions.spatial_size = frames // times, (side // height, side // width)
+    if positions.spatial_pos is not None:
+        positions.spatial_pos = nn.Parameter(positions.spatial_pos[: math.prod(positions.spatial_size)].detach())
+        positions.temporal_pos = nn.Parameter(positions.temporal_pos[: positions.temporal_size].detach())
+
+
 def _torchvision(program: Program) -> Built:
     from torchvision import models
 
@@ -227,6 +238,8 @@ def _torchvision(program: Program) -> Built:
     side = options.get("image_size") or options.pop("side", inputs.SIDE)
     model = models.get_model(program.architecture, weights=None, **backbone, **options)
     narrowing.shrink(model, program.shrink)
+    if hasattr(model, "pos_encoding"):
+        _cut_positions(model, *_VIDEOS["mvit"])
     return Built(model, _seen(program, model, side), {})
 
 

@@ -121,7 +121,7 @@ def without_dropout(model: nn.Module) -> None:
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and _DROP in name:
                 setattr(module, name, 0.0)
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ == "StochasticDepth":
             module.p = 0.0
         if isinstance(module, nn.RNNBase):
             module.dropout = 0.0
