@@ -275,6 +275,7 @@ def _variables(plan: Plan, folder: Path) -> dict[str, str]:
     }
     defaults = {
         "EMUTPU_BEYOND": "1",
+        "EMUTPU_CACHE_MAX_BYTES": "8G",  # the modules of all programs in Strict take 2.1
         "EMUTPU_COST_CHIPS": ",".join(CHIPS),
         "EMUTPU_HOST_COMPILE": "quick",  # a program launches most of its modules once or twice
         "TORCH_TPU_TIER2_COMPILATION_CACHE": "disabled",
