@@ -193,7 +193,7 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"(first_k_dense_replace|moe_layer_start_index|num_dense_layers|num_nextn_predict_layers|max_window_layers)$", _at_most(1)),
         (r"(experts_per_tok(en)?|top_k_experts|moe_k|moe_topk|num_selected_experts|n_group|num_expert_group)$", _at_most(2)),
         (r"topk_group$|n_shared_experts$|num_shared_experts$", _at_most(1)),
-        (r"index_topk$", _at_most(WINDOW)),
+        (r"index_topk$|^max_text_length$", _at_most(WINDOW)),
         (r"mm_tokens_per_image$|index_kpool$", _at_most(4)),
         (r"^image_grid_pinpoints$", _pinpoints),
         (r"^canvas_length$|^context_size$|^audio_chunk|^image_seq_length$", _at_most(16)),

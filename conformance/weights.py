@@ -117,6 +117,7 @@ def _vector(values: Tensor, noise: Tensor) -> Tensor:
 
 def without_dropout(model: nn.Module) -> None:
     """Switch every kind of dropout off, in place: the device's random numbers are not the CPU's."""
+    module: Any
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and _DROP in name:
