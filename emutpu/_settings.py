@@ -106,7 +106,7 @@ class Settings:
     allow_fallback: bool
     cpu_target: str | None
     host_compile: str
-    cost_chips: tuple[str, ...]
+    cost_chips: tuple[str, ...] | None
     cache_dir: str | None
     cache_key: str | None
     cache_max_bytes: int
@@ -305,7 +305,7 @@ VARIABLES: tuple[Variable, ...] = (
         "EMUTPU_COST_CHIPS",
         "cost_chips",
         _chips,
-        (),
+        None,
         "names of chips and commas, such as v5p,v6e",
         "what a launch would cost on these is found with each executable, too, and cached with it",
     ),
