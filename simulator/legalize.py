@@ -42,7 +42,7 @@ __all__ = [
     "widen_bf16_dots",
 ]
 
-VERSION = 7
+VERSION = 8
 """Raised with every change of what a client does to a module or its flags: executables cached before are then stale."""
 
 _TARGETS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})
@@ -73,7 +73,10 @@ def legalize_precision(
 
 
 def plain_dot(operation: Any) -> bool:
-    """True for ``[b, m, k] x [b, k, n]`` or its transposes, b optional, none of m, k, n below 2."""
+    """True for ``[b, m, k] x [b, k, n]`` or its transposes, b optional, none of b, m, k, n below 2.
+
+    Of a batch of one XLA makes a plain product whose left operand may be transposed, which is not in the library's layout.
+    """
     numbers = stablehlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])
     batches = len(numbers.lhs_batching_dimensions)
     if batches > 1 or any([*numbers.lhs_batching_dimensions, *numbers.rhs_batching_dimensions]):
@@ -81,7 +84,7 @@ def plain_dot(operation: Any) -> bool:
     if len(numbers.lhs_contracting_dimensions) != 1:
         return False
     shapes = [operand.type.shape for operand in operation.operands]
-    return all(len(shape) == batches + 2 and min(shape[batches:]) > 1 for shape in shapes)
+    return all(len(shape) == batches + 2 and min(shape) > 1 for shape in shapes)
 
 
 def widen_bf16_dots(module: Any, info: ModuleInfo) -> None:

@@ -113,3 +113,16 @@ def test_result_dtype() -> None:
     x, y = torch.randn(3, 4).bfloat16(), torch.randn(4, 5).bfloat16()
     actual = torch.ops.aten.mm.dtype(x.to("tpu"), y.to("tpu"), torch.float32)
     assert_same(actual, x.float() @ y.float(), what="mm.dtype")
+
+
+@pytest.mark.parametrize("right", ["plain", "transposed"])
+@pytest.mark.parametrize("left", ["plain", "transposed", "folded"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_batches_of_transposed_matrices(batch: int, left: str, right: str) -> None:
+    """At the device's default precision too, and of one: the compiler then drops the batch, and turns the operand."""
+    x, y = torch.randn(batch, 8, 16), torch.randn(batch, 16, 12)
+    first = {"plain": x, "transposed": x.mT.contiguous(), "folded": x.mT.reshape(batch, 16, 4, 2)}[left].to("tpu")
+    second = (y if right == "plain" else y.mT.contiguous()).to("tpu")
+    first = first if left == "plain" else first.reshape(batch, 16, 8).mT
+    product = first @ (second if right == "plain" else second.mT)
+    torch.testing.assert_close(product.cpu(), x @ y, atol=0.1, rtol=0.02)
