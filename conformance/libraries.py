@@ -81,8 +81,12 @@ class _Pipeline(nn.Module):
         self.modules_in_order = nn.ModuleList(modules)
         self.answer = answer
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, sentence_lengths: Tensor) -> Tensor:
-        """f32[batch, features]; of late interaction f32[batch, tokens, features]."""
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, sentence_lengths: Tensor
+    ) -> Tensor | dict[str, Tensor]:
+        """f32[batch, features]; of late interaction f32[batch, tokens, features]. In training a loss beside it, for which the
+        features weigh differently: the sum of squares of what is normalised is one, and its gradients are rounding.
+        """
         features = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -90,7 +94,11 @@ class _Pipeline(nn.Module):
         }
         for module in self.modules_in_order:
             features = module(features)
-        return features[self.answer]
+        embedding = features[self.answer]
+        if not self.training:
+            return embedding
+        weights = torch.linspace(0.5, 1.5, embedding.shape[-1], device=embedding.device)
+        return {"sentence_embedding": embedding, "loss": (weights * embedding.square()).mean()}
 
 
 def sentence_transformers(program: Program) -> Parts:
