@@ -242,7 +242,7 @@ def _client(settings: _settings.Settings) -> Client:
         cpu_target=settings.cpu_target,
         quick=settings.host_compile == "quick",
         seed=settings.dry_values,
-        beside=settings.cost_chips or (),
+        cost_chips=settings.cost_chips or (),
     )
     if settings.record_modules is not None:
         from emutpu._modules import RecordingClient

@@ -29,13 +29,13 @@ Launch = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class EmulatedClient:
-    """Topology, being open, and whether this process may use the client. ``beside`` are chips of which every executable
+    """Topology, being open, and whether this process may use the client. ``cost_chips`` are those of which every executable
     is modelled along with the emulated one.
     """
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self.beside: tuple[str, ...] = ()
+        self.cost_chips: tuple[str, ...] = ()
         self._closed = False
         self._process = os.getpid()
 
@@ -132,7 +132,7 @@ class EmulatedExecutable:
 
     def _figures(self, chip: str) -> Modelled:
         if chip not in self._modelled:
-            missing = [name for name in dict.fromkeys((chip, *self._client.beside)) if name not in self._modelled]
+            missing = [name for name in dict.fromkeys((chip, *self._client.cost_chips)) if name not in self._modelled]
             self._modelled |= modelled(self._module, self._info, missing, self._options)
         return self._modelled[chip]
 

@@ -25,12 +25,12 @@ def make_client(
     cpu_target: str | None = None,
     quick: bool = False,
     seed: int | None = None,
-    beside: tuple[str, ...] = (),
+    cost_chips: tuple[str, ...] = (),
 ) -> Client:
     """A new client: ``cpu`` computes with XLA's CPU compiler, ``interpreter`` with StableHLO's reference interpreter,
     ``dry_run`` knows shapes only, and reads give values drawn from ``seed``, if there is one. ``topology`` defaults to
     one v5e chip; ``cpu_target`` is a baseline that ``cpu`` compiles for (``x86-64-v3`` …) instead of this host, and with
-    ``quick`` it spends as little time on compiling as it can. Executables are modelled on the chips ``beside``, too. Raises
+    ``quick`` it spends as little time on compiling as it can. Executables are modelled on ``cost_chips``, too. Raises
     ValueError for an unknown name.
     """
     if name not in CLIENTS:
@@ -43,6 +43,6 @@ def make_client(
         "dry_run": {"seed": seed},
     }
     made = getattr(module, CLIENTS[name])(topology or single_chip(), **options.get(name, {}))
-    made.beside = beside
+    made.cost_chips = cost_chips
     client: Client = made
     return client

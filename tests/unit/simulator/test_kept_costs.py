@@ -29,7 +29,7 @@ EMULATED, BESIDE, LATER = "v5e", ("v5p", "v6e"), "v7"
 
 
 def _client():
-    return make_client("dry_run", beside=BESIDE)
+    return make_client("dry_run", cost_chips=BESIDE)
 
 
 def _refused(*_: object) -> dict[str, _model.Modelled]:
@@ -54,7 +54,7 @@ def test_a_loaded_executable_is_not_modelled_again(monkeypatch):
 def test_one_reading_serves_all_chips(effort):
     """What several chips are modelled from is as each would find it alone."""
     level = "eager" if effort is Effort.O1 else "compiled"
-    compiled = make_client("dry_run", beside=tuple(CHIPS)).compile(MODULE, CompileOptions(effort=effort))
+    compiled = make_client("dry_run", cost_chips=tuple(CHIPS)).compile(MODULE, CompileOptions(effort=effort))
     for name in (EMULATED, *BESIDE, LATER, "v4"):
         alone = estimate(MODULE, chip(name), level)
         assert compiled.cost_on(name).seconds == alone.expected_seconds
