@@ -242,8 +242,8 @@ class Runtime:
         self.fallbacks[op, where] += 1
         return where
 
-    def statistics(self) -> Statistics:
-        """A snapshot of the counters."""
+    def statistics(self, *, modelled: bool = True) -> Statistics:
+        """A snapshot of the counters, with what the model says of all that was launched (which takes a look at every executable) or without."""
         from emutpu.backend.deferred.log import LOG
         from emutpu.backend.kernels import launch_count, op_counts
         from emutpu.backend.modelled import memory_statistics, modelled_statistics
@@ -261,8 +261,8 @@ class Runtime:
             live_buffers=MEMORY.buffers,
             live_hbm_bytes=MEMORY.live,
             peak_hbm_bytes=MEMORY.peak,
-            modelled=modelled_statistics(self.meter),
-            memory=memory_statistics(self.meter, self._chip_bytes()),
+            modelled=modelled_statistics(self.meter) if modelled else None,
+            memory=memory_statistics(self.meter, self._chip_bytes()) if modelled else None,
             regions=LOG.statistics(),
         )
 

@@ -142,7 +142,9 @@ def _transformers(program: Program) -> Built:
     # A class for the text part of a multimodal model has a configuration of its own.
     config_class = model_class.config_class or transformers.CONFIG_MAPPING[program.options["model_type"]]
     try:
-        small = shrunk(default(config_class), narrow=program.shrink != "depth", model=program.architecture)
+        small = shrunk(
+            default(config_class), narrow=program.shrink not in ("depth", "narrow"), model=program.architecture
+        )
         model = model_class(small)
         narrowing.shrink(model, program.shrink)
     except ImportError as error:  # of a library that the class stands on
@@ -206,14 +208,14 @@ _VIDEOS = {"s3d": (16, 224), "mvit": (4, 64)}
 _FLOW_SIDE = 128  # the least side of pictures that flow is found between
 
 
-def _seen(program: Program, model: nn.Module, side: int) -> dict[str, Tensor]:
-    """A batch of images, one video f32[1, 3, frames, side, side], or one pair of images."""
+def _seen(program: Program, model: nn.Module, side: int) -> dict[str, Any]:
+    """A batch of images, one video f32[1, 3, frames, side, side], or one pair of images between which flow is refined twice."""
     if program.inputs == "video":
         frames, side = next((size for name, size in _VIDEOS.items() if program.architecture.startswith(name)), (8, 64))
         return {"x": inputs.image(3, side, program.seed, frames).transpose(0, 1).unsqueeze(0)}
     if program.inputs == "image-pair":
         first, second = inputs.image(3, _FLOW_SIDE, program.seed).split(1)
-        return {"image1": first, "image2": second}
+        return {"image1": first, "image2": second, "num_flow_updates": 2}
     name = next(iter(inspect.signature(model.forward).parameters))
     return {name: inputs.image(3, side, program.seed)}
 

@@ -43,7 +43,7 @@ class Limits:
 
     seconds: float
     memory: int
-    programs: int = 150
+    programs: int = 250
 
 
 class Seat:

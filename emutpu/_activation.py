@@ -241,6 +241,7 @@ def _client(settings: _settings.Settings) -> Client:
         process_topology(settings),
         cpu_target=settings.cpu_target,
         quick=settings.host_compile == "quick",
+        native_highest=settings.host_highest == "native",
         seed=settings.dry_values,
         cost_chips=settings.cost_chips or (),
     )

@@ -439,9 +439,12 @@ _FEATURES = re.compile(rb"[+-][a-z0-9][a-z0-9.-]*(?:,[+-][a-z0-9][a-z0-9.-]*){15
 
 def code_features(code: bytes) -> frozenset[str]:
     """LLVM's names of the CPU features that serialised code was compiled for; empty where a release does not record them."""
-    return frozenset(
-        name[1:] for found in _FEATURES.findall(code) for name in found.decode().split(",") if name.startswith("+")
-    )
+    return frozenset().union(*map(_features_of, _FEATURES.findall(code)))
+
+
+@functools.lru_cache(64)  # all code of one compiler has the same text
+def _features_of(text: bytes) -> frozenset[str]:
+    return frozenset(name[1:] for name in text.decode().split(",") if name.startswith("+"))
 
 
 @functools.cache

@@ -28,6 +28,7 @@ __all__ = [
     "Document",
     "costs_on",
     "empty_run",
+    "fallbacks",
     "header",
     "install_exit_report",
     "installed_version",
@@ -318,8 +319,11 @@ def _write_at_exit(path: str, owner: int, started: float) -> None:
         print(f"emutpu: the run report was not written: {error}", file=sys.stderr)
 
 
-def this_process() -> Document:
-    """What this process did so far, as a run document; looking initialises no device."""
+def this_process(*, modelled: bool = True) -> Document:
+    """What this process did so far, as a run document; looking initialises no device.
+
+    Unless ``modelled``, what the cost model and the memory's holders say is left out: it takes a look at every executable.
+    """
     from emutpu import _settings
 
     chip = _settings.settings().chip
@@ -330,9 +334,15 @@ def this_process() -> Document:
     runtime = module.runtime()
     if not runtime.initialized:
         return run_document(chip, None)
-    statistics = cast("Statistics", runtime.statistics())
+    statistics = cast("Statistics", runtime.statistics(modelled=modelled))
     mode = runtime.mode.name if isinstance(runtime.mode, enum.Enum) else str(runtime.mode)
     return run_document(chip, statistics, client=runtime.client.name, mode=mode)
+
+
+def fallbacks() -> int:
+    """How often this process ran an op on the CPU instead so far."""
+    module: Any = sys.modules.get("emutpu.backend.runtime")
+    return 0 if module is None else module.runtime().fallbacks.total()
 
 
 def launches() -> dict[int, int]:

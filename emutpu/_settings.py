@@ -40,6 +40,7 @@ PRECISIONS = ("default", "high", "highest")
 QUIRKS = ("0.2.0",)
 BOUNDED = ("assume",)
 HOST_COMPILES = ("full", "quick")
+HOST_HIGHESTS = ("passes", "native")
 CPU_TARGETS = ("native", "x86-64-v2", "x86-64-v3", "x86-64-v4")
 
 _SLICE = re.compile(r"(?:\d+x)?[a-z][a-z0-9]*-\d+(?:x\d+){0,2}")
@@ -106,6 +107,7 @@ class Settings:
     allow_fallback: bool
     cpu_target: str | None
     host_compile: str
+    host_highest: str
     cost_chips: tuple[str, ...] | None
     cache_dir: str | None
     cache_key: str | None
@@ -300,6 +302,12 @@ VARIABLES: tuple[Variable, ...] = (
         HOST_COMPILES,
         "full",
         "'quick' compiles in a fraction of the time to code that runs slower: for tests that launch an op a few times",
+    ),
+    _own_choice(
+        "HOST_HIGHEST",
+        HOST_HIGHESTS,
+        "passes",
+        "'native' computes precision HIGHEST by one float32 product instead of the chip's six passes: a sixth of the time",
     ),
     Variable(
         "EMUTPU_COST_CHIPS",

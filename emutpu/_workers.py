@@ -6,19 +6,19 @@ the end of the process is an answer about the job that it had. Imports neither t
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import enum
 import json
 import os
-import queue
 import select
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 __all__ = ["Child", "End", "Ended", "Limits", "Seat", "paths", "resident_of", "seconds_of", "work_off"]
@@ -28,6 +28,7 @@ R = TypeVar("R")
 J_contra = TypeVar("J_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 _TICK = 0.5  # seconds between looks at a child's time and memory
+_STRETCH = 16  # jobs in a row for one seat
 
 
 class End(enum.Enum):
@@ -170,10 +171,12 @@ class Seat(Protocol[J_contra, R_co]):
 def work_off(jobs: Iterable[J], seats: int, seat: Callable[[], Seat[J, R]], finished: Callable[[J, R], None]) -> None:
     """Have every job answered by one of ``seats`` seats. ``finished`` gets each answer as it comes, one at a time.
 
+    Jobs that follow each other are mostly answered by one seat, whose child has compiled, or loaded, what they have in common.
     Returns when all are done; an exception of ``finished`` or of a seat ends the work and is raised here.
     """
-    crew = _Crew(jobs, seat, finished)
-    threads = [threading.Thread(target=crew.serve, daemon=True) for _ in range(max(1, seats))]
+    seats = max(1, seats)
+    crew = _Crew(jobs, seats, seat, finished)
+    threads = [threading.Thread(target=crew.serve, daemon=True) for _ in range(seats)]
     for thread in threads:
         thread.start()
     try:
@@ -192,11 +195,11 @@ def work_off(jobs: Iterable[J], seats: int, seat: Callable[[], Seat[J, R]], fini
 class _Crew(Generic[J, R]):
     """What the threads share."""
 
-    def __init__(self, jobs: Iterable[J], seat: Callable[[], Seat[J, R]], finished: Callable[[J, R], None]) -> None:
+    def __init__(
+        self, jobs: Iterable[J], seats: int, seat: Callable[[], Seat[J, R]], finished: Callable[[J, R], None]
+    ) -> None:
         self.failures: list[BaseException] = []
-        self._waiting: queue.SimpleQueue[J] = queue.SimpleQueue()
-        for job in jobs:
-            self._waiting.put(job)
+        self._waiting, self._of = collections.deque(jobs), seats
         self._seat, self._finished = seat, finished
         self._lock = threading.Lock()
         self._seats: list[Seat[J, R]] = []
@@ -208,16 +211,25 @@ class _Crew(Generic[J, R]):
         for seat in list(self._seats):
             seat.close()
 
+    def _jobs(self) -> Iterator[J]:
+        """For one thread: stretches of what waits, shorter towards the end so that all threads end together."""
+        while stretch := self._stretch():
+            for job in stretch:
+                if self.failures or self._stopped:
+                    return
+                yield job
+
+    def _stretch(self) -> list[J]:
+        with self._lock:
+            length = max(1, min(_STRETCH, len(self._waiting) // (4 * self._of)))
+            return [self._waiting.popleft() for _ in range(min(length, len(self._waiting)))]
+
     def serve(self) -> None:
         """Take jobs until there are none, or a thread has failed."""
         seat = self._seat()
         self._seats.append(seat)
         try:
-            while not self.failures and not self._stopped:
-                try:
-                    job = self._waiting.get_nowait()
-                except queue.Empty:
-                    return
+            for job in self._jobs():
                 answer = seat.answer(job)
                 with self._lock:
                     if not self._stopped:

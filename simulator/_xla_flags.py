@@ -33,7 +33,7 @@ from emutpu.backend.pjrt import CompileOptions, Effort, InvalidArgument
 
 from ._modules import WIDEST, ModuleInfo, walk
 from ._tpu_flags import tpu_flags
-from .convolutions import OWN_THREADS, group_features, on_own_threads, separate_operands
+from .convolutions import OWN_THREADS, group_features, on_own_threads, separate_operands, write_padding
 from .legalize import Rounding, legalize_precision, passes, plain_dot, widen_bf16_dots
 from .rng import unsign_rng
 
@@ -74,14 +74,17 @@ _MOVES = frozenset(f"stablehlo.{op}" for op in ("broadcast_in_dim", "constant", 
 _LIBRARY_OPS = _LIBRARY_ARITHMETIC | _MOVES | {_DOT, "func.func", "func.return"}
 
 
-def prepare(module: Any, info: ModuleInfo, options: CompileOptions, *, quick: bool = False) -> XlaFlags:
+def prepare(
+    module: Any, info: ModuleInfo, options: CompileOptions, *, quick: bool = False, native_highest: bool = False
+) -> XlaFlags:
     """Legalise ``module`` in place and choose its flags.
 
     Excess precision is forbidden unless ``options`` ask for it: XLA would elide roundings that a chip makes. ``quick``
     compiles what is small with little effort whatever ``options`` say; roundings and the order of passes stay as they are.
+    ``native_highest`` is for options that do not say it themselves.
     """
     overrides = dict(options.overrides)
-    native_highest = _boolean(NATIVE_HIGHEST, overrides.pop(NATIVE_HIGHEST, "false"))
+    native_highest = _boolean(NATIVE_HIGHEST, overrides.pop(NATIVE_HIGHEST, str(native_highest).lower()))
     unsign_rng(module, info)
     small = info.largest <= WIDEST * _QUICK_ELEMENTS
     flags = _QUICK if quick and small else _FLAGS[options.effort]
@@ -93,6 +96,7 @@ def prepare(module: Any, info: ModuleInfo, options: CompileOptions, *, quick: bo
         flags += _LIBRARY
     else:
         group_features(module, info)
+        write_padding(module, info)
         if on_own_threads(module, info):
             flags += OWN_THREADS
         if not eager:

@@ -138,16 +138,20 @@ class CpuClient(EmulatedClient):
     """One emulated device on JAX's CPU device. Thread-safe; compilation and execution release the GIL.
 
     ``cpu_target`` is a baseline of :data:`_cpu_features.LEVELS` (or ``native``) that code is compiled for; ``quick`` trades
-    the speed of the code for that of the compiler (:mod:`simulator._xla_flags` has the figures).
+    the speed of the code for that of the compiler (:mod:`simulator._xla_flags` has the figures), ``native_highest`` the
+    chip's way to compute HIGHEST for a sixth of its time (:mod:`simulator.legalize`).
     """
 
     name = "cpu"
     computes = True
 
-    def __init__(self, topology: Topology, *, cpu_target: str | None = None, quick: bool = False) -> None:
+    def __init__(
+        self, topology: Topology, *, cpu_target: str | None = None, quick: bool = False, native_highest: bool = False
+    ) -> None:
         super().__init__(topology)
         self._cpu_target = None if cpu_target == "native" else cpu_target
         self._quick = quick
+        self._native_highest = native_highest
         try:
             if self._cpu_target is not None:
                 _limit(self._cpu_target)
@@ -158,6 +162,7 @@ class CpuClient(EmulatedClient):
             ) from error
         self.device = self.backend.local_devices()[0]
         self._devices = _jaxlib.device_list([self.device])
+        self._loading = _jaxlib.compile_options([self.device.id])
         self.sharding = _jaxlib.single_device_sharding(self.device)
         self._avals: dict[tuple[tuple[int, ...], np.dtype[Any]], Any] = {}
         self._live: weakref.WeakSet[CpuExecutable] = weakref.WeakSet()
@@ -177,7 +182,8 @@ class CpuClient(EmulatedClient):
 
     def fingerprint(self) -> str:
         """Versions, flags, CPU features and our own legalisation: whatever decides the code besides module and options."""
-        return f"{_jaxlib.fingerprint(self._cpu_target)} legalisation {VERSION}{' quick' if self._quick else ''}"
+        kinds = [name for name, chosen in (("quick", self._quick), ("native HIGHEST", self._native_highest)) if chosen]
+        return " ".join([_jaxlib.fingerprint(self._cpu_target), f"legalisation {VERSION}", *kinds])
 
     def close(self) -> None:
         """Refuse every later use with FailedPrecondition."""
@@ -195,7 +201,8 @@ class CpuClient(EmulatedClient):
         self.check_compile(options)
         parsed = parse(module)
         info = inspect(parsed)
-        settings = _jaxlib.compile_options([self.device.id], prepare(parsed, info, options, quick=self._quick))
+        flags = prepare(parsed, info, options, quick=self._quick, native_highest=self._native_highest)
+        settings = _jaxlib.compile_options([self.device.id], flags)
         try:
             loaded = _jaxlib.compile_module(self.backend, parsed, self._devices, settings)
         except _ERRORS as error:
@@ -213,9 +220,8 @@ class CpuClient(EmulatedClient):
                 f"the serialised executable needs CPU features that this host lacks: {', '.join(sorted(lacking))}",
                 op=info.name,
             )
-        settings = _jaxlib.compile_options([self.device.id])
         try:
-            loaded = _jaxlib.deserialize(self.backend, code, self._devices, settings)
+            loaded = _jaxlib.deserialize(self.backend, code, self._devices, self._loading)
         except _ERRORS as error:
             raise translate(error, info.name) from error
         return self._executable(loaded, info, module, options).knowing(modelled)

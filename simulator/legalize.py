@@ -42,7 +42,7 @@ __all__ = [
     "widen_bf16_dots",
 ]
 
-VERSION = 8
+VERSION = 9
 """Raised with every change of what a client does to a module or its flags: executables cached before are then stale."""
 
 _TARGETS = frozenset({"stablehlo.dot_general", "stablehlo.convolution"})

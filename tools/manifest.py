@@ -243,13 +243,25 @@ def _of_wheel(wheel: Path, name: str) -> Any:
         return json.loads(archive.read(_LENS_DATA + name))
 
 
-# Image networks whose stages have to fit each other: their widths stay as they are.
+# Image networks whose stages have to fit each other: their settings keep their widths.
 _WIDE = frozenset(
     """
-    align hgnet_v2 d_fine deimv2 glpn efficientloftr pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_ocrv5_server_rec
-    rt_detr rt_detr_v2 pp_ocrv5_server_det pp_ocrv6_medium_det pp_ocrv6_small_det textnet poolformer uvdoc slanext
-    pp_formulanet sam sam_hq sam2 sam2_hiera_det_model sam2_vision_model
+    align d_fine deimv2 glpn efficientloftr pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4
+    rt_detr rt_detr_v2 pp_ocrv5_server_det pp_ocrv6_medium_det pp_ocrv6_small_det uvdoc slanext
+    pp_formulanet sam sam_hq sam2 sam2_vision_model
     """.split()  # noqa: SIM905  # as above
+)
+# Those of them whose channels can be divided once they are built.
+_NARROWED = frozenset(
+    [
+        "hgnet_v2",
+        "poolformer",
+        "pp_ocrv5_server_rec",
+        "sam2_hiera_det_model",
+        "textnet",
+        "timm_backbone",
+        "timm_wrapper",
+    ]
 )
 
 
@@ -258,7 +270,7 @@ def _transformers(ids: dict[str, list[tuple[str, str]]]) -> Iterator[_Found]:
         rank = {task: place for place, task in enumerate(_TASKS)}
         best = min(tasks, key=lambda task: (rank.get(task, len(rank)), task))
         task = (best or "base").lower().replace("_", "-")
-        shrink = "depth" if model_type in _WIDE else "narrow" if architecture.startswith("Timm") else "config"
+        shrink = "depth" if model_type in _WIDE else "narrow" if model_type in _NARROWED else "config"
         program = _program("transformers", architecture, model_type, task, shrink, "signature")
         program["options"] = {"model_type": model_type}
         known = list(dict.fromkeys(ids.get(architecture, [])))[:IDS_AN_ARCHITECTURE]
@@ -314,7 +326,7 @@ def _torchvision() -> Iterator[_Found]:
         weights = models.get_model_weights(name)
         entries = [_model(f"torchvision:{member}", "weights", "torchvision") for member in weights]
         inputs = {"video": "video", "optical_flow": "image-pair"}.get(family.partition(".")[0], "image")
-        shrink = shrink_of("torchvision", name) if inputs == "image" else "image"
+        shrink = "image" if inputs == "image-pair" else shrink_of("torchvision", name)
         program = _program("torchvision", name, family, task or "image-classification", shrink, inputs)
         program["options"] = options_of("torchvision", name)
         if family == "vision_transformer":  # the name ends with the side of a patch

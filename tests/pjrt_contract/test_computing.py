@@ -166,17 +166,22 @@ def test_passes(computing: Client, precision: str, effort: Effort) -> None:
 @pytest.mark.parametrize("size", [64, 256, 512])
 def test_native_highest(size: int) -> None:
     """HIGHEST is six passes; the native product that may stand for them errs like f32 BLAS."""
-    client = make_client("cpu")
+    client, whole = make_client("cpu"), make_client("cpu", native_highest=True)
     rng = np.random.default_rng(size)
     left, right = (rng.standard_normal((size, size)).astype(np.float32) for _ in range(2))
     exact = left.astype(np.float64) @ right
     alone = CompileOptions(overrides=(("emutpu_native_highest", "true"),))
+    module = modules.dot(size, size, size, "HIGHEST")
     native, six = (
-        np.linalg.norm(run(client, modules.dot(size, size, size, "HIGHEST"), left, right, options=options)[0] - exact)
+        np.linalg.norm(run(client, module, left, right, options=options)[0] - exact)
         for options in (alone, CompileOptions())
     )
     assert native <= 2 * np.linalg.norm(left @ right - exact)
     assert six <= 1.7e-7 * np.linalg.norm(exact)
+    same = run(whole, module, left, right)[0]
+    np.testing.assert_array_equal(same, run(client, module, left, right, options=alone)[0])
+    again = CompileOptions(overrides=(("emutpu_native_highest", "false"),))
+    assert np.linalg.norm(run(whole, module, left, right, options=again)[0] - exact) == six
 
 
 def rounded(array: np.ndarray) -> np.ndarray:
@@ -380,14 +385,15 @@ def test_foreign_code_is_refused() -> None:
         assert "nobody" in str(caught.value) or "custom_call" in str(caught.value)
 
 
-def test_quick_code_is_kept_apart() -> None:
-    """An executable of the quick client is no executable of the other: their fingerprints differ, and neither loads it."""
-    quick, full = make_client("cpu", quick=True), make_client("cpu")
-    assert quick.fingerprint() != full.fingerprint()
-    blob = quick.compile(modules.binary("add"), CompileOptions()).serialize()
-    assert quick.deserialize(blob, CompileOptions()).name
+@pytest.mark.parametrize("kind", [{"quick": True}, {"native_highest": True}], ids=lambda kind: next(iter(kind)))
+def test_other_code_is_kept_apart(kind: dict[str, bool]) -> None:
+    """An executable of such a client is no executable of the usual one: fingerprints differ, and that refuses to load it."""
+    other, usual = make_client("cpu", **kind), make_client("cpu")
+    assert other.fingerprint() != usual.fingerprint()
+    blob = other.compile(modules.binary("add"), CompileOptions()).serialize()
+    assert other.deserialize(blob, CompileOptions()).name
     with pytest.raises(InvalidArgument):
-        full.deserialize(blob, CompileOptions())
+        usual.deserialize(blob, CompileOptions())
 
 
 def test_unknown_flag(computing: Client) -> None:

@@ -56,6 +56,16 @@ def test_modules_without_convolutions_keep_their_flags() -> None:
     assert _FLAG not in _prepared(text, Effort.O2)[0]
 
 
+def _on_both(text: str, values: list[np.ndarray]) -> list[np.ndarray]:
+    """The first result, of XLA's compiler and of the interpreter."""
+    found = []
+    for name in ("cpu", "interpreter"):
+        client = make_client(name)
+        executable = client.compile(text.encode(), CompileOptions(effort=Effort.O1))
+        found.append(client.to_host(executable.execute([client.from_host(value) for value in values])[0]))
+    return found
+
+
 def _in_groups(layout: str, groups: int) -> tuple[str, list[int]]:
     """A convolution of 12 pictures in groups of the batch, 5 features, 4x6 places, stride 2, and the shape of its operand."""
     sizes = {"b": 12, "f": 5, "0": 4, "1": 6}
@@ -84,12 +94,60 @@ def test_groups_of_the_batch_become_groups_of_features(layout: str, groups: int)
     assert f"feature_group_count = {groups} " in prepared
     generator = np.random.default_rng(0)
     values = [generator.integers(-3, 4, size).astype(np.float32) for size in (shape, (12, 5, 3, 2))]
-    found = []
-    for name in ("cpu", "interpreter"):
-        client = make_client(name)
-        executable = client.compile(text.encode(), CompileOptions(effort=Effort.O1))
-        found.append(client.to_host(executable.execute([client.from_host(value) for value in values])[0]))
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(*_on_both(text, values))
+
+
+def _windowed(x: list[int], kernel: list[int], result: list[int], window: str, groups: int) -> str:
+    """A convolution at HIGHEST; batch and features come first, then places."""
+    places = ", ".join(map(str, range(len(x) - 2)))
+    kinds = ["x".join(map(str, sizes)) + "xf32" for sizes in (x, kernel, result)]
+    return f"""module @m {{ func.func public @main(%a: tensor<{kinds[0]}>, %w: tensor<{kinds[1]}>) -> tensor<{kinds[2]}> {{
+        %0 = stablehlo.convolution(%a, %w) dim_numbers = [b, f, {places}]x[o, i, {places}]->[b, f, {places}],
+        window = {{{window}}} {{batch_group_count = 1 : i64, feature_group_count = {groups} : i64,
+        precision_config = [#stablehlo<precision HIGHEST>, #stablehlo<precision HIGHEST>]}}
+        : (tensor<{kinds[0]}>, tensor<{kinds[1]}>) -> tensor<{kinds[2]}>
+        return %0 : tensor<{kinds[2]}> }} }}"""
+
+
+_WINDOWS = {
+    "larger than the operand": (([2, 3, 4, 5], [7, 3, 5, 5], [2, 7, 4, 5], "pad = [[2, 2], [2, 2]]", 1), True),
+    "as large as the operand": (([2, 3, 5, 5], [7, 3, 5, 5], [2, 7, 5, 5], "pad = [[2, 2], [2, 2]]", 1), False),
+    "larger without padding": (([2, 3, 2, 2], [7, 3, 2, 2], [2, 7, 1, 1], "", 1), False),
+    "cropped": (
+        ([2, 3, 3, 4], [7, 3, 4, 4], [2, 7, 3, 4], "pad = [[-1, 2], [1, -1]], lhs_dilate = [2, 2]", 1),
+        True,
+    ),
+    "volume": (
+        (
+            [1, 2, 3, 4, 5],
+            [3, 2, 2, 1, 3],
+            [1, 3, 5, 4, 9],
+            "pad = [[1, 0], [0, 0], [1, 1]], lhs_dilate = [2, 1, 2]",
+            1,
+        ),
+        True,
+    ),
+    "strided groups": (
+        ([2, 4, 3, 3], [8, 2, 2, 2], [2, 8, 3, 3], "stride = [2, 2], pad = [[1, 1], [1, 1]], lhs_dilate = [2, 2]", 2),
+        True,
+    ),
+    "strided plane": (
+        ([2, 4, 3, 3], [8, 4, 2, 2], [2, 8, 6, 6], "pad = [[1, 1], [1, 1]], lhs_dilate = [2, 2]", 1),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _WINDOWS)
+def test_zeros_are_written_out_where_no_library_takes_them(name: str) -> None:
+    """A window that XLA computes place by place is given its zeros; the values are the interpreter's, which does as it is told."""
+    window, written = _WINDOWS[name]
+    text = _windowed(*window)
+    prepared = _prepared(text, Effort.O1)[1]
+    assert (prepared.count("stablehlo.pad"), prepared.count("optimization_barrier")) == ((1, 1) if written else (0, 0))
+    generator = np.random.default_rng(0)
+    values = [generator.integers(-3, 4, size).astype(np.float32) for size in window[:2]]
+    np.testing.assert_array_equal(*_on_both(text, values))
 
 
 _WHOLE = "4x16x32x32xf32"
