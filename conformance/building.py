@@ -92,12 +92,12 @@ def _timm(program: Program) -> Built:
     published: Any = timm.get_pretrained_cfg(name)
     options: dict[str, Any] = {"num_classes": 10, **program.options}
     side = options.get("img_size") or options.pop("side", inputs.SIDE)
-    batch = options.pop("batch", inputs.BATCH)
+    batch, by = options.pop("batch", inputs.BATCH), options.pop("divide", None)
     if program.shrink == "vit":
         side, small = _small_vit(name)
         options |= small
     model = timm.create_model(name, pretrained=False, **options)
-    narrowing.shrink(model, program.shrink)
+    narrowing.shrink(model, program.shrink, by=by)
     return Built(model, {"x": inputs.image(published.input_size[0], side, program.seed, batch)}, {})
 
 

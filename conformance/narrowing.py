@@ -27,16 +27,17 @@ NARROW, SHORT = "narrow", "short"
 KINDS = frozenset((NARROW, SHORT))
 
 
-def shrink(model: nn.Module, kind: str, repeating: nn.Module | None = None) -> None:
+def shrink(model: nn.Module, kind: str, repeating: nn.Module | None = None, by: int | None = None) -> None:
     """In place: ``short`` takes repeated modules away, ``narrow`` divides the channels too; any other kind changes nothing.
 
-    ``repeating`` is the part of the model whose depth may change, all of it where it is None.
+    ``repeating`` is the part of the model whose depth may change, all of it where it is None. Channels are divided ``by``
+    what the model allows, unless it is told.
     """
     if kind not in KINDS:
         return
     shorten(model if repeating is None else repeating)
     if kind == NARROW:
-        narrow(model)
+        narrow(model, by)
     weights.fill(model)
 
 

@@ -250,6 +250,7 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     },
     "DeepseekVLHybridConfig": {"high_res_vision_config": Inner(global_attn_indexes=[0])},
     "DepthProConfig": {
+        "fusion_hidden_size": 16,
         "patch_size": 64,
         "intermediate_hook_ids": [1, 0],
         "intermediate_feature_dims": [32, 32],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BATCHES", "SHORT", "SIDES", "SMALLER", "as_vit", "options_of", "shrink_of"]
+__all__ = ["BATCHES", "FACTORS", "SHORT", "SIDES", "SMALLER", "as_vit", "options_of", "shrink_of"]
 
 _SIDE = 64
 # What keeps its channels, and why: how ``builder/family`` or ``builder/architecture`` begins.
@@ -16,7 +16,6 @@ SHORT: Mapping[str, str] = {
     "timm/csatv2": "its first layers take as many channels as a cosine transform gives",
     "timm/deepseek_vit": "the rotary embedding has the width of a head, and is a table already",
     "timm/densenetblur": "its kernels of blurring are made for a number of channels",
-    "timm/dla60_res2": "channels are split into as many parts as there are scales",
     "timm/dpn": "each block adds channels that its forward counts by numbers of its own",
     "timm/efficientvim_m4": "a state has as many numbers as there are channels elsewhere",
     "timm/fasternet_m": "a quarter of 144 channels is no multiple of anything",
@@ -27,11 +26,11 @@ SHORT: Mapping[str, str] = {
     "timm/hiera_large": "a window's queries are counted from the width of a head",
     "timm/inception_next_atto": "a quarter of 40 channels is no multiple of anything",
     "timm/mambaout_base": "channels are split into parts that are no multiple of anything",
-    "timm/mixnet": "channels are split into a part for each size of kernel",
+    "timm/mixnet_m": "channels are split into a part for each size of kernel",
+    "timm/mixnet_s": "channels are split into a part for each size of kernel",
     "timm/mobilenetv4_conv_blur": "its kernels of blurring are made for a number of channels",
     "timm/mobilevitv2": "a projection gives keys, values and one weight more in one",
     "timm/nasnet": "halves of 42 channels are joined",
-    "timm/pnasnet": "halves of 54 channels are joined",
     "timm/qwen3_vit": "the rotary embedding has the width of a head, and is a table already",
     "timm/rdnet_large": "each block adds channels that are no multiple of anything",
     "timm/res2net": "channels are split into as many parts as there are scales",
@@ -45,7 +44,8 @@ SHORT: Mapping[str, str] = {
     "timm/shvit_s3": "channels are split into parts that are no multiple of anything",
     "timm/shvit_s4": "channels are split into parts that are no multiple of anything",
     "timm/tf_efficientnet_cc": "kernels are mixed from tables of them",
-    "timm/tf_mixnet": "channels are split into a part for each size of kernel",
+    "timm/tf_mixnet_m": "channels are split into a part for each size of kernel",
+    "timm/tf_mixnet_s": "channels are split into a part for each size of kernel",
     "timm/tresnet": "space becomes channels in it",
     "timm/vit_5b_patch16_sapiens2": "its constructor makes it narrow",
     "timm/vit_base_patch16_sapiens2": "its constructor makes it narrow",
@@ -55,6 +55,16 @@ SHORT: Mapping[str, str] = {
     "timm/vit_dpwee": "the difference of two attentions is normalised by head",
     "timm/volo": "an attention's weights, of every pair of places in a window, are a number of features",
     "timm/xcit_nano": "its encoding of positions is as wide as some channels",
+}
+# What channels are divided by where the network itself does not tell, and why.
+FACTORS: Mapping[str, tuple[int, str]] = {
+    "timm/dla60_res2": (4, "as many parts as there are scales"),
+    "timm/hrnet": (8, "few of its narrowest channels are multiples of anything, the others are"),
+    "timm/mixnet_l": (4, "a part for each size of kernel"),
+    "timm/mixnet_xl": (4, "a part for each size of kernel"),
+    "timm/mvitv2": (8, "heads of 96 channels, more of them in every stage"),
+    "timm/pnasnet": (9, "halves of 54 channels are joined"),
+    "timm/tf_mixnet_l": (4, "a part for each size of kernel"),
 }
 # What wants other images than those of 64 pixels, and why.
 SIDES: Mapping[str, tuple[int, str]] = {
@@ -159,6 +169,9 @@ def options_of(builder: str, *names: str, sized: bool = False) -> dict[str, Any]
     batches = [batch for start, (batch, _) in BATCHES.items() if any(prefix.startswith(start) for prefix in prefixes)]
     if batches:
         smaller["batch"] = max(batches)
+    factors = [factor for start, (factor, _) in FACTORS.items() if any(prefix.startswith(start) for prefix in prefixes)]
+    if factors:
+        smaller["divide"] = max(factors)
     sized = (sized or bool(others)) and not any("naflexvit" in name for name in names)
     if sized:
         return {"img_size": side} | smaller

@@ -41,6 +41,18 @@ def test_chip_is_named(run: Run) -> None:
     assert result.stderr == "emutpu: emulated v6e, not hardware\n"
 
 
+def test_highest_by_one_product(run: Run) -> None:
+    """EMUTPU_HOST_HIGHEST=native: an operand that no bfloat16 holds stays finite, as it does not on a chip."""
+    product = """
+        import torch
+        with torch.get_device_module("tpu").precision(torch.get_device_module("tpu").Precision.HIGHEST):
+            print(bool((torch.full((2, 2), 3.4e38, device="tpu") @ torch.eye(2, device="tpu")).isfinite().all()))
+    """
+    assert run(product).stdout == "False\n"
+    assert run(product, EMUTPU_HOST_HIGHEST="native").stdout == "True\n"
+    assert "EMUTPU_HOST_HIGHEST" in run(product, EMUTPU_HOST_HIGHEST="six").stderr
+
+
 def test_host_without_a_tpu(run: Run) -> None:
     """EMUTPU_CHIP=none: the key keeps its name, ``tpu`` is no device, and nothing is patched."""
     result = run(

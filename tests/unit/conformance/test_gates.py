@@ -36,7 +36,7 @@ def refuse(y):
     raise ValueError("the model is broken")
 
 
-def examine(monkeypatch, after, mode="strict", fallbacks=lambda: 0):
+def examine(monkeypatch, after, mode="strict", fallbacks=lambda: 0, program=PROGRAM):
     """The report of the toy with ``after``."""
 
     def build(program):
@@ -46,7 +46,7 @@ def examine(monkeypatch, after, mode="strict", fallbacks=lambda: 0):
         return Built(Toy(after), {"x": x}, {})
 
     monkeypatch.setitem(building._BUILDERS, "toy", build)
-    return gates.examine(PROGRAM, mode, fallbacks=fallbacks)
+    return gates.examine(program, mode, fallbacks=fallbacks)
 
 
 @pytest.mark.parametrize("mode", gates.MODES)
@@ -176,6 +176,24 @@ def test_noise_is_measured_beside_the_error(monkeypatch):
     assert narrow.outcome == Outcome.PASS, narrow.error
     assert narrow.logit_noise is None
     assert "RuntimeError" in narrow.noise_error
+
+
+def test_noise_is_measured_with_representatives(monkeypatch):
+    """The others are judged as strictly; where one misses, float64 is computed for it."""
+    other = dataclasses.replace(PROGRAM, representative=False)
+    report = examine(monkeypatch, torch.tanh, program=other)
+    assert (report.outcome, report.logit_noise, report.noise_error) == (Outcome.PASS, None, None)
+    assert report.tier3
+    wrong = examine(monkeypatch, on_device(lambda y: y * 1.01), program=other)
+    assert wrong.outcome == Outcome.MISMATCH
+    assert "from float64" in wrong.error
+
+
+def test_a_known_fingerprint_is_not_traced_again(monkeypatch):
+    """Except on the CPU alone, which is what the manifest has it from."""
+    known = dataclasses.replace(PROGRAM, fingerprint="0123456789abcdef")
+    assert examine(monkeypatch, torch.tanh, program=known).fingerprint == known.fingerprint
+    assert examine(monkeypatch, torch.tanh, gates.CPU_ONLY, program=known).fingerprint != known.fingerprint
 
 
 def test_default_precision_is_judged_apart(monkeypatch):

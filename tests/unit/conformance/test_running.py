@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -66,6 +67,33 @@ def test_every_task_is_answered_once(jobs):
     found = answers_of(names, jobs=jobs)
     assert sorted(found) == sorted(names)
     assert len({answer["worker"] for answer in found.values()}) <= jobs
+
+
+def test_neighbours_share_a_worker():
+    """What follows each other has modules in common; towards the end nobody waits for a long stretch of another."""
+    names = [f"slow{n:02}" for n in range(24)]
+    found = answers_of(names, jobs=2)
+    changes = sum(found[one]["worker"] != found[other]["worker"] for one, other in itertools.pairwise(names))
+    assert len({answer["worker"] for answer in found.values()}) == 2
+    assert changes <= 17  # one by one it is 23 or so
+
+
+def test_the_full_suite_multiplies_natively(monkeypatch, tmp_path):
+    """`full` computes HIGHEST by one product, the smaller suites as the chip does; the environment has the last word."""
+    monkeypatch.delenv("EMUTPU_HOST_HIGHEST", raising=False)
+    chosen = {
+        suite: runner._variables(runner.plan_of(suite, ["strict"], "v5e", (1, 1), None), tmp_path)[
+            "EMUTPU_HOST_HIGHEST"
+        ]
+        for suite in ("smoke", "reps", "full")
+    }
+    assert chosen == {"smoke": "passes", "reps": "passes", "full": "native"}
+    run(tmp_path, suite="smoke")
+    with History(tmp_path / runner.DATABASE) as history:
+        assert history.runs()[0].environment["highest"] == "passes"
+    monkeypatch.setenv("EMUTPU_HOST_HIGHEST", "passes")
+    full = runner.plan_of("full", ["strict"], "v5e", (1, 1), None)
+    assert runner._variables(full, tmp_path)["EMUTPU_HOST_HIGHEST"] == "passes"
 
 
 def test_a_dead_worker_is_the_outcome_of_its_program():
