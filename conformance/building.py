@@ -74,12 +74,21 @@ def results_of(outputs: Any) -> list[Tensor]:
 
 
 def loss_of(outputs: Any) -> Tensor | None:
-    """The model's own loss, or the sum of the mean squares of its answer; None when nothing can be differentiated."""
+    """The model's own loss, or the sum of the mean squares of its answer, in which the features weigh differently; None when
+    nothing can be differentiated. The plain squares of what is normalised are constant, and their gradients are rounding.
+    """
     own = outputs.get("loss") if isinstance(outputs, Mapping) else None
     if isinstance(own, Tensor):
         return own.mean()  # codecs have one for each sound
-    squares = [result.square().mean() for result in results_of(outputs) if result.requires_grad and result.numel()]
+    squares = [
+        _weighed(result.square()).mean() for result in results_of(outputs) if result.requires_grad and result.numel()
+    ]
     return torch.stack(squares).sum() if squares else None
+
+
+def _weighed(values: Tensor) -> Tensor:
+    weights = torch.linspace(0.5, 1.5, values.shape[-1] if values.dim() else 1)
+    return values * weights.to(values)
 
 
 # ------------------------------------------------------------------------------------------------------- timm

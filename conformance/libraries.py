@@ -56,7 +56,7 @@ def segmentation_models(program: Program) -> Parts:
     import segmentation_models_pytorch
 
     model: Any = segmentation_models_pytorch.create_model(encoder_weights=None, classes=3, **program.options["config"])
-    narrowing.shrink(model, program.shrink, model.encoder)
+    narrowing.shrink(model, program.shrink, model.encoder, program.options.get("divide"))
     return model, {"x": inputs.image(3, program.options.get("side", inputs.SIDE), program.seed)}
 
 
@@ -81,12 +81,8 @@ class _Pipeline(nn.Module):
         self.modules_in_order = nn.ModuleList(modules)
         self.answer = answer
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, sentence_lengths: Tensor
-    ) -> Tensor | dict[str, Tensor]:
-        """f32[batch, features]; of late interaction f32[batch, tokens, features]. In training a loss beside it, for which the
-        features weigh differently: the sum of squares of what is normalised is one, and its gradients are rounding.
-        """
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, sentence_lengths: Tensor) -> Tensor:
+        """f32[batch, features]; of late interaction f32[batch, tokens, features]."""
         features = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -94,11 +90,7 @@ class _Pipeline(nn.Module):
         }
         for module in self.modules_in_order:
             features = module(features)
-        embedding = features[self.answer]
-        if not self.training:
-            return embedding
-        weights = torch.linspace(0.5, 1.5, embedding.shape[-1], device=embedding.device)
-        return {"sentence_embedding": embedding, "loss": (weights * embedding.square()).mean()}
+        return features[self.answer]
 
 
 def sentence_transformers(program: Program) -> Parts:

@@ -157,7 +157,7 @@ _ATTRIBUTES = re.compile(
     r"(^|_)(dims?|chs|channels|features|width|planes|hidden|inner|d|c|shape|indices|indexes|splits?)(_|$)|^(c|channel|d)\d*$"
 )
 _HEADS = re.compile(
-    r"^(head_dim|key_dim|val_dim|value_dim|head_size|dim_head|dim_per_head|key_dims|attn_dim|d_head|inc|state_dim|pdim|dim_conv3|dim_untouched|o_proj_inpdim|dh|dim(_head|_out)?_(qk?|v))$"
+    r"^(head_dim|key_dim|val_dim|value_dim|head_size|dim_head|dim_per_head|key_dims|attn_dim|d_head|inc|num_1x1_c|state_dim|pdim|dim_conv3|dim_untouched|o_proj_inpdim|dh|dim(_head|_out)?_(qk?|v))$"
 )
 # What has a width that is no number of channels: of tokens, of heads, of coordinates.
 _TOKENS = re.compile(r"ba\.conv_[pq]$|linear_tokens|mlp_tokens|meta_mlp|cpb_mlp|rel_pos|attn\.proj_[lw]$")

@@ -68,7 +68,11 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "BeitConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "Data2VecVisionConfig": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "Sam2VisionConfig": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
-    "ClvpConfig": {"speech_config": Inner(vocab_size=VOCABULARY)},
+    # Rotary embeddings are at least 32 wide.
+    "ClvpConfig": {
+        "speech_config": Inner(vocab_size=VOCABULARY, num_attention_heads=2),
+        "text_config": Inner(num_attention_heads=2),
+    },
     # Otherwise no two places of such small images match, and the answer is empty.
     "EfficientLoFTRConfig": {"coarse_matching_threshold": 0.0, "coarse_matching_border_removal": 0},
     "CvtConfig": {"depth": [1, 2, 3]},

@@ -10,12 +10,13 @@ __all__ = ["BATCHES", "FACTORS", "SHORT", "SIDES", "SMALLER", "as_vit", "options
 _SIDE = 64
 # What keeps its channels, and why: how ``builder/family`` or ``builder/architecture`` begins.
 SHORT: Mapping[str, str] = {
-    "segmentation_models_pytorch/dpn": "each block adds channels that its forward counts by numbers of its own",
+    "segmentation_models_pytorch/dpn68": "each block adds channels that its forward counts by numbers of its own",
     "timm/coat_": "its positions are convolved in groups of heads, in parts that are no multiple of anything",
     "timm/convit_base": "a gate for each of 16 heads, which is a number of channels too",
     "timm/csatv2": "its first layers take as many channels as a cosine transform gives",
     "timm/deepseek_vit": "the rotary embedding has the width of a head, and is a table already",
     "timm/densenetblur": "its kernels of blurring are made for a number of channels",
+    "timm/dla60_res2": "channels are split into as many parts as there are scales",
     "timm/dpn": "each block adds channels that its forward counts by numbers of its own",
     "timm/efficientvim_m4": "a state has as many numbers as there are channels elsewhere",
     "timm/fasternet_m": "a quarter of 144 channels is no multiple of anything",
@@ -58,7 +59,8 @@ SHORT: Mapping[str, str] = {
 }
 # What channels are divided by where the network itself does not tell, and why.
 FACTORS: Mapping[str, tuple[int, str]] = {
-    "timm/dla60_res2": (4, "as many parts as there are scales"),
+    "segmentation_models_pytorch/unet-dpn1": (4, "each block adds channels"),
+    "segmentation_models_pytorch/unet-dpn9": (4, "each block adds channels"),
     "timm/hrnet": (8, "few of its narrowest channels are multiples of anything, the others are"),
     "timm/mixnet_l": (4, "a part for each size of kernel"),
     "timm/mixnet_xl": (4, "a part for each size of kernel"),

@@ -145,3 +145,13 @@ def test_results_and_loss():
     assert loss_of(answer) == 6
     assert loss_of({"logits": logits * 2}) == 4
     assert loss_of({"logits": logits.detach()}) is None
+
+
+def test_what_is_normalised_has_a_gradient():
+    """The sum of its squares is constant: features weigh differently. One result may be a number."""
+    x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    loss = loss_of(torch.nn.functional.layer_norm(x, (8,)))
+    loss.backward()
+    assert loss.dtype == torch.float64
+    assert x.grad.norm() > 0.01
+    assert loss_of((x * 2).sum().square().sqrt()) is not None
