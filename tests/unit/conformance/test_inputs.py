@@ -186,4 +186,5 @@ def test_several_control_networks_are_built_from_their_settings():
 def test_what_networks_of_torchvision_see(name, shapes):
     """A video, a pair of images, or a batch of images."""
     built = build(programs()[name], drawn=False)
-    assert {argument: tuple(value.shape) for argument, value in built.inputs.items()} == shapes
+    seen = {name: tuple(value.shape) for name, value in built.inputs.items() if isinstance(value, torch.Tensor)}
+    assert seen == shapes
