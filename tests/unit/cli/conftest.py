@@ -25,7 +25,7 @@ class Runtime:
     initialized = True
     mode = "strict"
     client = types.SimpleNamespace(name="cpu")
-    def statistics(self):
+    def statistics(self, *, modelled):
         return Statistics(
             ops={"aten.mm": 3, "aten.add.Tensor": 40},
             compiles=CompileStatistics(requests=43, hits=41, misses=2, seconds=0.25),
