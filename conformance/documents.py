@@ -167,9 +167,9 @@ def joined(parts: Sequence[Mapping[str, Any]], sizes: Memory | None = None) -> d
 
 
 def _shared_environment(given: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The first, without a commit where they have different ones."""
-    same = len({environment.get("commit") for environment in given}) == 1
-    return dict(given[0]) | ({} if same else {"commit": None}) | {"changed": any(e.get("changed") for e in given)}
+    """The first, without a commit, or a way to compute HIGHEST, where they have different ones."""
+    parted = [name for name in ("commit", "highest") if len({environment.get(name) for environment in given}) > 1]
+    return dict(given[0]) | dict.fromkeys(parted) | {"changed": any(e.get("changed") for e in given)}
 
 
 def _answers(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -151,6 +151,17 @@ def test_reports_of_parts_are_joined():
         documents.joined([parts[0], parts[1] | {"chip": "v6e"}])
 
 
+@pytest.mark.parametrize(("second", "told"), [("native", "native"), ("passes", None)])
+def test_joined_reports_tell_how_they_multiplied(second, told):
+    """Where that differs it is told of none of them."""
+    parts = [document_of(SPECIAL, names, ("strict",), SIZES) for names in ((SWIN,), (LLAMA, BERT))]
+    for part, highest in zip(parts, ("native", second), strict=True):
+        part["environment"]["highest"] = highest
+    found = header("conformance", "v5e") | documents.joined(parts, SIZES)
+    valid(found)
+    assert found["environment"]["highest"] == told
+
+
 @pytest.mark.parametrize(
     ("counts", "shown"),
     [((0, 0), "-"), ((1, 1), "100.0 %"), ((9999, 10000), "99.9 %"), ((1, 9999), "0.1 %"), ((0, 5), "0.0 %")],
