@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from emutpu.backend.pjrt import Unimplemented
+
 from .graph import Graph, Node, Spec
 from .rates import Rates
 from .simplify import link, reached
@@ -550,8 +552,14 @@ class _Joiner:
             first.kind, first.key = "reduce", second.key
         first.order = max(first.order, second.order)
         self.group[index] = host
-        self.bits[host] |= self.bits[index]
-        self.reach[host] |= self.reach[index] & ~self.bits[host]
+        own = self.bits[host] | self.bits[index]
+        needs = (self.reach[host] | self.reach[index]) & ~own
+        self.bits[host] = own
+        if needs & ~self.reach[host]:  # whatever waits for one of the two waits for all that they need
+            for later, reach in enumerate(self.reach):
+                if reach & own:
+                    self.reach[later] = reach | own | needs
+        self.reach[host] = needs
         first.reads = first.find_reads()
 
 
@@ -568,8 +576,9 @@ def _origin(node: Node) -> Node:
 
 
 def _schedule(kernels: list[Kernel]) -> list[Kernel]:
-    """Topological order that follows the program where it can."""
+    """Topological order that follows the program where it can. Raises Unimplemented for kernels that wait for each other."""
     producer = {id(root): kernel for kernel in kernels for root in kernel.roots}
+    begun: set[int] = set()
     done: set[int] = set()
     ordered: list[Kernel] = []
     for kernel in sorted(kernels, key=lambda k: k.order):
@@ -584,6 +593,9 @@ def _schedule(kernels: list[Kernel]) -> list[Kernel]:
                 other = producer.get(id(_origin(read)))
                 if other is not None and other is not top and id(other) not in done:
                     waiting.append(other)
+            if waiting and id(top) in begun:
+                raise Unimplemented("the model joined kernels that wait for each other")
+            begun.add(id(top))
             if waiting:
                 stack.extend(waiting)
                 continue

@@ -9,7 +9,8 @@ from emutpu.backend.pjrt import InvalidArgument, Unimplemented
 from emutpu.simulator.chips import CHIPS, UnknownFigure, chip
 from emutpu.simulator.cost import estimate
 from emutpu.simulator.cost.collectives import Ring, over_slice, transfer
-from emutpu.simulator.cost.graph import Spec
+from emutpu.simulator.cost.graph import Node, Spec
+from emutpu.simulator.cost.kernels import Kernel, _schedule
 from emutpu.simulator.topology import Slice, slice_named
 
 V5E, V6E = chip("v5e"), chip("v6e")
@@ -436,3 +437,34 @@ def test_growth_is_monotone():
     sizes = [estimate(elementwise("add", f"{2**n}x128xf32"), V5E).expected_seconds for n in range(4, 16)]
     assert all(small <= large for small, large in itertools.pairwise(sizes))
     assert all(math.isfinite(size) for size in sizes)
+
+
+def test_joined_kernels_never_wait_for_each_other():
+    """A row sum of ``y`` is needed beside exp(x), whose product is needed beside that sum: joining both would be a circle."""
+    whole, row, scalar = "512x512xf32", "512xf32", "f32"
+    body = f"""%h = stablehlo.exponential %a : tensor<{whole}>
+      %z = stablehlo.constant dense<0.0> : tensor<{scalar}>
+      %s = stablehlo.reduce(%b init: %z) applies stablehlo.add across dimensions = [1]
+        : (tensor<{whole}>, tensor<{scalar}>) -> tensor<{row}>
+      %sb = stablehlo.broadcast_in_dim %s, dims = [0] : (tensor<{row}>) -> tensor<{whole}>
+      %i = stablehlo.multiply %a, %sb : tensor<{whole}>
+      %d = stablehlo.dot_general %h, %c, contracting_dims = [1] x [0] : (tensor<{whole}>, tensor<{whole}>) -> tensor<{whole}>
+      %m = stablehlo.reduce(%d init: %z) applies stablehlo.add across dimensions = [0]
+        : (tensor<{whole}>, tensor<{scalar}>) -> tensor<{row}>
+      %mb = stablehlo.broadcast_in_dim %m, dims = [1] : (tensor<{row}>) -> tensor<{whole}>
+      %k = stablehlo.multiply %b, %mb : tensor<{whole}>
+      return %h, %i, %k : tensor<{whole}>, tensor<{whole}>, tensor<{whole}>"""
+    found = estimate(function([whole] * 3, body, [whole] * 3), V5E)
+    assert found.flops >= 2 * 512**3
+    assert found.hbm_bytes >= 6 * 4 * 512**2  # each argument once, and each result
+
+
+def test_a_circle_of_kernels_is_refused():
+    """Never an endless loop: whoever asks charges the launch with its traffic, and says why."""
+    nodes = [Node("add", [], Spec.of((2,), "f32")) for _ in range(2)]
+    circle = [Kernel([node], {}, "loop", node, order) for order, node in enumerate(nodes)]
+    circle[0].reads, circle[1].reads = [nodes[1]], [nodes[0]]
+    with pytest.raises(Unimplemented, match="wait for each other"):
+        _schedule(circle)
+    circle[1].reads = []
+    assert _schedule(circle) == [circle[1], circle[0]]
