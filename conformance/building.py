@@ -151,9 +151,7 @@ def _transformers(program: Program) -> Built:
     # A class for the text part of a multimodal model has a configuration of its own.
     config_class = model_class.config_class or transformers.CONFIG_MAPPING[program.options["model_type"]]
     try:
-        small = shrunk(
-            default(config_class), narrow=program.shrink not in ("depth", "narrow"), model=program.architecture
-        )
+        small = shrunk(default(config_class), narrow=program.shrink == "config", model=program.architecture)
         model = model_class(small)
         narrowing.shrink(model, program.shrink)
     except ImportError as error:  # of a library that the class stands on

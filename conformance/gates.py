@@ -288,11 +288,12 @@ def _trained(
     loss.backward()
     trainable = {name: p for name, p in model.named_parameters() if p.grad is not None}
     gradients = {name: p.grad.detach().cpu() for name, p in trainable.items() if p.grad is not None}
-    before = [p.detach().to("cpu", copy=True) for p in trainable.values() if restore]  # no modules to compile
+    before = [p.detach().to("cpu", copy=True) for p in trainable.values()] if restore else None  # no modules to compile
     torch.optim.SGD(trainable.values(), lr=_RATE).step()
     stepped = [p.detach().cpu() for p in trainable.values()]
-    for p, value in zip(trainable.values(), before, strict=False):  # none, unless they are wanted back
-        p.data = value.to(p.device)
+    if before is not None:
+        for p, value in zip(trainable.values(), before, strict=True):
+            p.data = value.to(p.device)
     model.zero_grad()
     model.eval()
     return gradients, stepped

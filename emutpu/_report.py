@@ -341,8 +341,8 @@ def this_process(*, modelled: bool = True) -> Document:
 
 def fallbacks() -> int:
     """How often this process ran an op on the CPU instead so far."""
-    module: Any = sys.modules.get("emutpu.backend.runtime")
-    return 0 if module is None else module.runtime().fallbacks.total()
+    runtime = _runtime()
+    return 0 if runtime is None else runtime.fallbacks.total()
 
 
 def launches() -> dict[int, int]:
@@ -387,9 +387,15 @@ def _cost_on(chip: str, launched: Sequence[tuple[Any, int]]) -> Document:
 
 
 def _meter() -> Any:
+    runtime = _runtime()
+    return None if runtime is None else runtime.meter
+
+
+def _runtime() -> Any:
+    """That of this process, None as long as the device was not used. Looking imports and initialises nothing."""
     module: Any = sys.modules.get("emutpu.backend.runtime")
     runtime = module.runtime() if module else None
-    return runtime.meter if runtime is not None and runtime.initialized else None
+    return runtime if runtime is not None and runtime.initialized else None
 
 
 def _by_count(counts: Mapping[str, int]) -> dict[str, int]:

@@ -165,16 +165,19 @@ def options_of(builder: str, *names: str, sized: bool = False) -> dict[str, Any]
     for part, settings in SMALLER.items():  # a longer part comes after a shorter one
         if any(part in prefix for prefix in prefixes):
             smaller |= settings
-    sides = [side for start, (side, _) in SIDES.items() if any(prefix.startswith(start) for prefix in prefixes)]
+    sides = _told(SIDES, prefixes)
     others = [side for part, (side, _) in _NO_VIT.items() if any(part in name for name in names)]
     side = max(sides + others, default=_SIDE)
-    batches = [batch for start, (batch, _) in BATCHES.items() if any(prefix.startswith(start) for prefix in prefixes)]
-    if batches:
-        smaller["batch"] = max(batches)
-    factors = [factor for start, (factor, _) in FACTORS.items() if any(prefix.startswith(start) for prefix in prefixes)]
-    if factors:
-        smaller["divide"] = max(factors)
+    for option, table in (("batch", BATCHES), ("divide", FACTORS)):
+        told = _told(table, prefixes)
+        if told:
+            smaller[option] = max(told)
     sized = (sized or bool(others)) and not any("naflexvit" in name for name in names)
     if sized:
         return {"img_size": side} | smaller
     return ({"side": side} if sides else {}) | smaller
+
+
+def _told(table: Mapping[str, tuple[int, str]], prefixes: tuple[str, ...]) -> list[int]:
+    """What a table has for names that begin so."""
+    return [number for start, (number, _) in table.items() if any(prefix.startswith(start) for prefix in prefixes)]
