@@ -384,7 +384,7 @@ class OpModule:
         main = [display(signature.name)]
         if signature.name in _COPIES and (reads or writes) and len({t.view.dtype for t in self._flat()}) == 1:
             main = []  # the value itself, seen through views
-        room = ["empty", WRITE] if any(spec is not None and spec.room for spec in self.outputs) else []
+        room = ["empty", WRITE] if any(spec is not None and (spec.room or _gapped(spec)) for spec in self.outputs) else []
         return (*reads, *main, *room, *writes)
 
     def _plain(self, name: str, tensor: _Tensor) -> bool:
@@ -619,11 +619,23 @@ def _in_storage_order(value: Value, spec: OutputSpec) -> Value:
         return value.reshape(_dense_dims(spec))
     if spec.room:
         return value.reshape((value.numel,)).pad([0], [spec.room - value.numel])
-    if physical_dims(spec.size, spec.stride) is None:
-        if not value.numel:
-            return value.reshape(_dense_dims(spec))
-        raise AssertionError(f"a result with gaps: {spec}")
+    if _gapped(spec):
+        return _with_gaps(value, spec)
     return value.transpose(storage_order(spec.size, spec.stride))
+
+
+def _gapped(spec: OutputSpec) -> bool:
+    """Whether a result does not fill its storage: the scatter family keeps the strides of what it copies."""
+    return 0 not in spec.size and physical_dims(spec.size, spec.stride) is None
+
+
+def _with_gaps(value: Value, spec: OutputSpec) -> Value:
+    view = views.View(spec.size, spec.stride, 0, spec.dtype)
+    if views.overlaps(view):
+        raise AssertionError(f"a result that overlaps itself: {spec}")
+    dims = _dense_dims(spec)
+    empty = value.builder.full(0, dims, spec.dtype)
+    return views.write(empty, layout_of(dims, spec.dtype), view, value, dims[0] * spec.dtype.itemsize)[0]
 
 
 def _check(op: str, index: int, spec: OutputSpec, value: Value | None) -> None:

@@ -83,6 +83,33 @@ def test_gradients_on_one_side_only(monkeypatch):
     assert "on one side only" in report.error
 
 
+class Aside(Toy):
+    """A second layer in the same graph, of which the loss takes nothing on the CPU."""
+
+    def __init__(self, taken):
+        super().__init__()
+        self.aside = nn.Linear(8, 4)
+        self.taken = taken
+
+    def forward(self, x):
+        y, z = self.linear(x), self.aside(x)
+        torch._dynamo.graph_break()
+        return y + self.taken(z)
+
+
+@pytest.mark.parametrize(
+    ("taken", "outcome"),
+    [(lambda z: z > 0, Outcome.PASS), (lambda z: 1e-9 * (z if z.device.type == "tpu" else z.detach()), Outcome.MISMATCH)],
+    ids=["nothing", "something on the device"],
+)
+def test_zeros_of_a_compiled_graph(monkeypatch, taken, outcome):
+    """PyTorch gives zeros to a compiled graph's parameters without a gradient: none on the CPU. Other gradients differ."""
+    monkeypatch.setitem(building._BUILDERS, "toy", lambda program: Built(Aside(taken), {"x": torch.ones(2, 8)}, {}))
+    report = gates.examine(PROGRAM, "compile", fallbacks=lambda: 0)
+    assert report.outcome == outcome, report.error
+    assert report.error is None or "aside.bias, aside.weight on one side only" in report.error
+
+
 def test_not_finite_on_the_device(monkeypatch):
     """A NaN that the CPU has not is no answer at all."""
     report = examine(monkeypatch, on_device(lambda y: y / 0.0))
