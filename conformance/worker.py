@@ -40,6 +40,7 @@ def main() -> int:
     import torch
 
     torch.set_num_threads(1)
+    gc.set_threshold(100_000)  # tracing makes objects by the million: looking for cycles was a seventh of a compiled program
     for line in sys.stdin:
         task = json.loads(line)
         answer = _answer(task["program"], task["mode"])

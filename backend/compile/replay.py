@@ -240,6 +240,7 @@ class _Replay:
         self.values: dict[fx.Node, Any] = {}
         self.inputs: dict[int, torch.Tensor] = {}  # placeholder tensors by position
         self.before: dict[int, Buffer | None] = {}  # what their cells held
+        self.places: dict[int, int] = {}  # cell id -> position
         self.hosted: set[int] = set()
         self.generators: dict[int, int] = {}  # stand-ins: id -> position
         self.restored: dict[int, int] = {}
@@ -276,6 +277,8 @@ class _Replay:
         self.inputs[position] = made
         cell = _cell(made)
         self.before[position] = cell.value
+        self.places.setdefault(id(cell), position)
+        self.kept.append(cell)
         if value.device.type != DEVICE.type:
             self.hosted.add(position)
         return made
@@ -391,8 +394,7 @@ class _Replay:
 
     def _position(self, tensor: torch.Tensor) -> int | None:
         """The input whose storage the tensor is over."""
-        cell = _cell(tensor)
-        return next((p for p, given in self.inputs.items() if _cell(given) is cell), None)
+        return self.places.get(id(_cell(tensor)))
 
     def _write(self, position: int, by_cell: dict[int, int]) -> Write:
         tensor = self.inputs[position]
