@@ -119,6 +119,8 @@ def _needed(config: Config) -> int:
 
 
 def _pattern(value: Any, config: Config) -> Any:
+    if isinstance(value, str):  # a letter for each layer
+        return value[: _needed(config)]
     return list(value)[: _needed(config)] if isinstance(value, (list, tuple)) else value
 
 
@@ -185,7 +187,7 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"^pos_embed_rescale$", _none),
         (r"^mask_(time|feature)_prob$", _zero),
         (r"vocab_size|^n_words$|_vocab$", _at_most(VOCABULARY)),
-        (r"^(" + "|".join(_PATTERNS) + ")$", _pattern),
+        (r"hybrid_override_pattern$|^(" + "|".join(_PATTERNS) + ")$", _pattern),
         (r"max_position|n_positions|max_source_pos|max_target_pos|^n_ctx$|max_seq|position_embeddings$|max_pos", _at_most(POSITIONS)),
         (r"^window_size$", _window),
         (r"sliding_window|attention_window|attention_chunk_size|local_attention$", _at_most(WINDOW)),

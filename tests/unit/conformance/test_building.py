@@ -48,6 +48,12 @@ def test_every_type_of_layer_occurs():
     assert small.sliding_window < inputs.LENGTH
 
 
+def test_layers_named_by_letters_are_cut_too():
+    """The configuration around the text's names its layers by a string: as many stay as every kind of them takes."""
+    small = shrunk(transformers.CONFIG_MAPPING["nemo_speechlm"]())
+    assert small.text_config.layers_block_type == ["linear_attention", "moe"] * 2 + ["linear_attention", "full_attention"]
+
+
 def test_odd_stays_odd_and_kernels_stay():
     """An odd number of patches a side, and what a convolution does."""
     assert shrunk(transformers.CLIPVisionConfig()).image_size // 32 == 3
