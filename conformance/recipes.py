@@ -242,7 +242,7 @@ def _pixels(recipe: Recipe) -> Tensor:
         return recipe.normal(BATCH, _listed_side(recipe) ** 2, recipe.channels * side**2)
     if "aspect_ratio_ids" in names:
         return recipe.normal(BATCH, 1, recipe.size("max_num_tiles", default=4), recipe.channels, *recipe.sides)
-    if family.startswith(_VIDEO) or ("bool_masked_pos" in names and family == "videomae"):
+    if family.startswith(_VIDEO) or (family == "xclip" and "input_ids" in names):  # its encoder alone takes pictures
         return _frames(recipe)
     if family.startswith(_PAIRS):
         return recipe.normal(BATCH, 2, recipe.channels, *recipe.sides)

@@ -46,6 +46,20 @@ _TEXT_LINES = {
         },
     },
 }
+# The library's own default is another backbone, of text lines: its last map alone, and none of them half as high as the one before.
+_PYRAMID = {
+    "backbone_config": Inner(
+        out_indices=[1, 2, 3, 4],
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+        stem_channels=[3, 16, 32],
+        block_configs=[
+            [[3, 32, 32, 1, True]],
+            [[3, 32, 48, 2, False], [3, 48, 48, 1, False]],
+            [[3, 48, 64, 2, False], [3, 64, 64, 1, True]],
+            [[3, 64, 96, 2, False], [3, 96, 96, 1, True]],
+        ],
+    ),
+}
 # Two layers share a transformer.
 _SHARED = {
     "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"],
@@ -133,7 +147,9 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [2, 3, 3]},
     },
     "PPOCRV5ServerDetConfig": _TEXT_LINES,
-    "PPOCRV6MediumDetConfig": _TEXT_LINES,
+    "PPOCRV6MediumDetConfig": _TEXT_LINES | _PYRAMID,
+    "PPOCRV6SmallDetConfig": {"layer_list_out_channels": [32, 48, 64, 96], **_PYRAMID},
+    "UVDocConfig": {"backbone_config": Inner(out_indices=[1, 2, 3, 4, 5, 6])},
     "Qwen4ExpTextConfig": {
         "indexer_n_heads": 4,
         "indexer_kv_heads": 1,
