@@ -180,7 +180,13 @@ def _parameters(model: nn.Module) -> frozenset[str]:
 
 _TIMESTEP = 10.0
 # Flows go from 0 to 1, and take a thousand times that: of sines of 10,000 the last bit of the angle decides the fourth digit.
-_TIMES = {"AceStepTransformer1DModel": 0.5, "AuraFlowTransformer2DModel": 0.5, "LongCatImageTransformer2DModel": 0.5}
+_TIMES = {
+    "AceStepTransformer1DModel": 0.5,
+    "AuraFlowTransformer2DModel": 0.5,
+    "LongCatImageTransformer2DModel": 0.5,
+    # Phases of up to 60,000 radians for a whole: late in its course float32 tells them from their rounding.
+    "StableAudio3DiTModel": 2.0**-8,
+}
 
 
 def _diffusers(program: Program) -> Built:
