@@ -101,7 +101,7 @@ def _timm(program: Program) -> Built:
     published: Any = timm.get_pretrained_cfg(name)
     options: dict[str, Any] = {"num_classes": 10, **program.options}
     side = options.get("img_size") or options.pop("side", inputs.SIDE)
-    batch, by = options.pop("batch", inputs.BATCH), options.pop("divide", None)
+    batch, by = options.pop("batch", inputs.BATCH), options.pop("factor", None)
     if program.shrink == "vit":
         side, small = _small_vit(name)
         options |= small

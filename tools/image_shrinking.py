@@ -168,7 +168,7 @@ def options_of(builder: str, *names: str, sized: bool = False) -> dict[str, Any]
     sides = _told(SIDES, prefixes)
     others = [side for part, (side, _) in _NO_VIT.items() if any(part in name for name in names)]
     side = max(sides + others, default=_SIDE)
-    for option, table in (("batch", BATCHES), ("divide", FACTORS)):
+    for option, table in (("batch", BATCHES), ("factor", FACTORS)):
         told = _told(table, prefixes)
         if told:
             smaller[option] = max(told)
