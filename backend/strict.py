@@ -384,7 +384,8 @@ class OpModule:
         main = [display(signature.name)]
         if signature.name in _COPIES and (reads or writes) and len({t.view.dtype for t in self._flat()}) == 1:
             main = []  # the value itself, seen through views
-        room = ["empty", WRITE] if any(spec is not None and (spec.room or _gapped(spec)) for spec in self.outputs) else []
+        partly = any(spec is not None and (spec.room or _gapped(spec)) for spec in self.outputs)
+        room = ["empty", WRITE] if partly else []
         return (*reads, *main, *room, *writes)
 
     def _plain(self, name: str, tensor: _Tensor) -> bool:

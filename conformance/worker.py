@@ -40,7 +40,8 @@ def main() -> int:
     import torch
 
     torch.set_num_threads(1)
-    gc.set_threshold(100_000)  # tracing makes objects by the million: looking for cycles was a seventh of a compiled program
+    # Tracing makes objects by the million: looking for cycles among them was a seventh of a compiled program's time.
+    gc.set_threshold(100_000)
     for line in sys.stdin:
         task = json.loads(line)
         answer = _answer(task["program"], task["mode"])

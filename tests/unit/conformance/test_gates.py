@@ -99,7 +99,10 @@ class Aside(Toy):
 
 @pytest.mark.parametrize(
     ("taken", "outcome"),
-    [(lambda z: z > 0, Outcome.PASS), (lambda z: 1e-9 * (z if z.device.type == "tpu" else z.detach()), Outcome.MISMATCH)],
+    [
+        (lambda z: z > 0, Outcome.PASS),
+        (lambda z: 1e-9 * (z if z.device.type == "tpu" else z.detach()), Outcome.MISMATCH),
+    ],
     ids=["nothing", "something on the device"],
 )
 def test_zeros_of_a_compiled_graph(monkeypatch, taken, outcome):
