@@ -296,7 +296,7 @@ class _Replay:
         first = len(origins)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda given: self.values[given])
         try:
-            self.values[node] = self._call(node, args, kwargs)
+            self.values[node] = _as_promised(node, self._call(node, args, kwargs))
         except Exception as error:  # any: it is told of its line and raised again
             # One inside of a body is raised anew: it is the op with the body that runs eagerly.
             if isinstance(error, NeedsContents) or (isinstance(error, RuntimeError) and NO_CONTENTS in str(error)):
@@ -385,9 +385,7 @@ class _Replay:
             value = value.clone()  # an alias of the copy that is made on every call, and given up with it
         elif value.stride() == promised.stride() or not value.numel() or position is not None:
             return value
-        made = empty_tensor(tuple(value.shape), promised.stride(), value.dtype, "empty_strided")
-        made.copy_(value)
-        return made
+        return _restrided(value, promised.stride())
 
     def _was_written(self, position: int, tensor: torch.Tensor) -> bool:
         return _cell(tensor).value is not self.before[position]
@@ -477,6 +475,40 @@ class _Replay:
         if identity in self.generators:
             return Drawn(self.generators[identity], draws.numbers)
         return Drawn(None, draws.numbers)
+
+
+def _as_promised(node: fx.Node, value: Any) -> Any:
+    """What an op makes, with the strides that PyTorch gave it when it traced: views that follow were chosen by them.
+
+    They are other ones where our kernel keeps a format that PyTorch expects of no device with kernels of its own (a
+    convolution's ``channels_last``).
+    """
+    promised, target = node.meta.get("val"), node.target
+    if not isinstance(target, torch._ops.OpOverload) or any(made.alias_info for made in target._schema.returns):
+        return value
+    if isinstance(value, tuple) and isinstance(promised, tuple):
+        return tuple(_laid_as(one, other) for one, other in zip(value, promised, strict=True))
+    return _laid_as(value, promised)
+
+
+def _laid_as(value: Any, promised: Any) -> Any:
+    if not isinstance(promised, torch.Tensor) or not isinstance(value, torch.Tensor) or _lies_alike(value, promised):
+        return value
+    return _restrided(value, promised.stride())
+
+
+def _lies_alike(value: torch.Tensor, promised: torch.Tensor) -> bool:
+    """Whether both have the same strides, in all dimensions that are stepped along; also where a stride is a symbol."""
+    if value.device.type != DEVICE.type or not value.numel() or not all(isinstance(s, int) for s in promised.stride()):
+        return True
+    steps = zip(value.shape, value.stride(), promised.stride(), strict=True)
+    return all(extent == 1 or mine == theirs for extent, mine, theirs in steps)
+
+
+def _restrided(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    made = empty_tensor(tuple(value.shape), stride, value.dtype, "empty_strided")
+    made.copy_(value)
+    return made
 
 
 def _symbolic(value: object, node: fx.Node) -> str:

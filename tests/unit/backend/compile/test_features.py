@@ -185,6 +185,33 @@ def test_functions(name, same) -> None:
     same(FUNCTIONS[name], torch.randn(4, 3), tolerance=1e-4)
 
 
+FORMATS = {
+    "convolution": lambda x, w: torch.cat([x, nn.functional.conv2d(x, w, padding=1, groups=6)], 1),
+    "transposed convolution": lambda x, w: nn.functional.conv_transpose2d(x, w, padding=1, groups=6) * x,
+    "two in a row": lambda x, w: nn.functional.conv2d(nn.functional.conv2d(x, w, groups=6).relu(), w, groups=6),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_reshapes_after_channels_last(name) -> None:
+    """PyTorch traces the results as contiguous, and a reshape of them as a view; eager kernels keep the format."""
+
+    def program(x, w):
+        y = FORMATS[name](x, w)
+        y = y.reshape(2, 3, -1, y.shape[-1])
+        return (y @ y.mT).square().sum(1)
+
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 6, 8, 8), torch.randn(6, 1, 3, 3, requires_grad=True)
+    expected = program(x.to(memory_format=torch.channels_last), w)
+    (slope,) = torch.autograd.grad(expected.sum(), w)
+    weight = w.detach().to("tpu").requires_grad_()
+    actual = torch.compile(program)(x.to("tpu").to(memory_format=torch.channels_last), weight)
+    actual.sum().backward()
+    torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(weight.grad.cpu(), slope, rtol=1e-4, atol=1e-2)
+
+
 BRANCHES = {
     "cond": lambda x: torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,)),
     "while_loop": lambda x: while_loop(lambda v: v.sum() < 9, lambda v: (v * 2,), (x,)),
