@@ -67,10 +67,13 @@ def _built(program: Program) -> Built:
 
 
 def results_of(outputs: Any) -> list[Tensor]:
-    """The floating-point tensors of a model's answer, in order. Caches and a loss are none of it."""
+    """The floating-point tensors of a model's answer, in order; all of them where none is (the codes of a tokenizer). Caches
+    and a loss are none of it.
+    """
     if isinstance(outputs, Mapping):
         outputs = {name: value for name, value in outputs.items() if name not in {"loss", "past_key_values"}}
-    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    return [tensor for tensor in tensors if tensor.is_floating_point()] or tensors
 
 
 def loss_of(outputs: Any) -> Tensor | None:

@@ -202,7 +202,11 @@ def _examine(program: Program, report: Report, fallbacks: Callable[[], int]) -> 
 
 
 def _refuse_what_cannot_differ(expected: _Answer) -> None:
-    """Raise FloatingPointError for an answer with a tensor of which nothing is finite: any device would agree with it."""
+    """Raise for an answer that any device would agree with: ValueError where it has no tensor, FloatingPointError where
+    nothing of one is finite.
+    """
+    if not any(result.numel() for result in expected.results):
+        raise ValueError("there is no tensor in the answer on the CPU, so no device could differ")
     if expected.finite:
         return
     named = [("a result", result) for result in expected.results] + list(expected.gradients.items())

@@ -143,6 +143,21 @@ def test_what_fails_on_the_cpu_is_a_corpus_bug(monkeypatch):
     assert (report.outcome, report.stage, report.tier1) == (Outcome.CORPUS, "cpu", None)
 
 
+@pytest.mark.parametrize("empty", [lambda y: ["a", "b"], lambda y: y[:0]], ids=["names", "no elements"])
+def test_an_answer_without_tensors_is_a_corpus_bug(monkeypatch, empty):
+    """It was a pass that compared nothing."""
+    report = examine(monkeypatch, empty)
+    assert (report.outcome, report.stage, report.tier1) == (Outcome.CORPUS, "cpu", None)
+    assert "no tensor in the answer" in report.error
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_an_answer_of_numbers_is_compared(monkeypatch, shift):
+    """Where no tensor is of floating point, as of a tokenizer of sounds, the whole numbers have to be the same."""
+    report = examine(monkeypatch, lambda y: y.argmax(-1) + (shift if y.device.type == "tpu" else 0))
+    assert report.outcome == (Outcome.MISMATCH if shift else Outcome.PASS), report.error
+
+
 def test_an_answer_of_nans_is_a_corpus_bug(monkeypatch):
     """Any device that gives NaN would agree with it."""
     report = examine(monkeypatch, lambda y: y * float("nan"))
