@@ -7,9 +7,8 @@ a constant matrix.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -303,45 +302,72 @@ for _name, _reflect in (("reflection", True), ("replication", False)):
 # ------------------------------------------------------------------------------------------------- patches
 
 
-def _patches(size: Sequence[int], kernel: Any, dilation: Any, padding: Any, stride: Any) -> tuple[Any, ...]:
-    """Kernel, dilation, padding, stride per spatial dimension, and how many patches fit."""
+class _Places(NamedTuple):
+    """Where patches lie along one dimension: ``count`` of them, of ``kernel`` places each that are ``wide`` apart."""
+
+    kernel: int
+    wide: int
+    edge: int
+    step: int
+    count: int
+
+
+def _places(size: Sequence[int], kernel: Any, dilation: Any, padding: Any, stride: Any) -> list[_Places]:
+    """Of each spatial dimension."""
     full = [list(v) if len(v) == 2 else list(v) * 2 for v in (kernel, dilation, padding, stride)]
-    counts = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in zip(size, *full, strict=True)]
-    return (*full, counts)
+    return [
+        _Places(k, d, p, s, (n + 2 * p - d * (k - 1) - 1) // s + 1) for n, k, d, p, s in zip(size, *full, strict=True)
+    ]
 
 
 def _im2col(cx: Context, x: Value, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Value:
-    kernel, wide, edge, step, counts = _patches(x.shape[-2:], kernel_size, dilation, padding, stride)
-    lead = [0] * (x.ndim - 2)
-    padded = x.pad([*lead, *edge], [*lead, *edge])
-    taps = []
-    for i in range(kernel[0]):
-        for j in range(kernel[1]):
-            start = [i * wide[0], j * wide[1]]
-            limit = [s + (c - 1) * t + 1 for s, c, t in zip(start, counts, step, strict=True)]
-            tap = padded.slice([*lead, *start], [*x.shape[:-2], *limit], [*(1 for _ in lead), *step])
-            taps.append(tap.reshape((*x.shape[:-2], 1, math.prod(counts))))
-    return cx.builder.concatenate(taps, x.ndim - 2).reshape(cx.output.size)
+    """One dimension after the other: as many slices as a kernel has rows and columns, and not as it has places."""
+    rows, columns = _places(x.shape[-2:], kernel_size, dilation, padding, stride)
+    by_row = _apart(x, x.ndim - 2, rows)  # [..., kernel, count, width]
+    both = _apart(by_row, by_row.ndim - 1, columns)  # [..., kernel, count, kernel, count]
+    lead = list(range(x.ndim - 2))
+    at = len(lead)
+    return both.transpose([*lead, at, at + 2, at + 1, at + 3]).reshape(cx.output.size)
+
+
+def _apart(x: Value, dim: int, places: _Places) -> Value:
+    """``dim`` becomes two: the place in a patch, and the patch."""
+    edges = [places.edge if d == dim else 0 for d in range(x.ndim)]
+    padded = x.pad(edges, edges) if places.edge else x
+    last = (places.count - 1) * places.step + 1
+    starts = [place * places.wide for place in range(places.kernel)]
+    slices = [padded.slice_dim(dim, start, start + last, places.step) for start in starts]
+    return x.builder.concatenate([_expanded(place, dim) for place in slices], dim)
+
+
+def _expanded(x: Value, dim: int) -> Value:
+    return x.reshape((*x.shape[:dim], 1, *x.shape[dim:]))
 
 
 def _col2im(
     cx: Context, x: Value, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
 ) -> Value:
-    kernel, wide, edge, step, counts = _patches(output_size, kernel_size, dilation, padding, stride)
+    """The transpose of :func:`_im2col`, as separate in its dimensions."""
+    rows, columns = _places(output_size, kernel_size, dilation, padding, stride)
     lead = cx.output.size[:-2]
-    taps = x.convert(opmath(x.dtype)).reshape((*lead, math.prod(kernel), *counts))
+    patches = x.convert(opmath(x.dtype)).reshape((*lead, rows.kernel, columns.kernel, rows.count, columns.count))
+    at = len(lead)
+    by_row = patches.transpose([*range(at), at, at + 2, at + 1, at + 3])
+    wide = _together(by_row, at + 2, columns, output_size[1])
+    return _together(wide, at, rows, output_size[0]).convert(x.dtype)
+
+
+def _together(x: Value, dim: int, places: _Places, size: int) -> Value:
+    """The place in a patch (``dim``) and the patch (the next) become one dimension of ``size``; what meets is added."""
     total: Value | None = None
-    for i in range(kernel[0]):
-        for j in range(kernel[1]):
-            index = i * kernel[1] + j
-            tap = taps.slice_dim(len(lead), index, index + 1).reshape((*lead, *counts))
-            low = [i * wide[0] - edge[0], j * wide[1] - edge[1]]
-            high = [n - at - ((c - 1) * s + 1) for n, at, c, s in zip(output_size, low, counts, step, strict=True)]
-            zeros = [0] * len(lead)
-            placed = tap.pad([*zeros, *low], [*zeros, *high], [*zeros, *(s - 1 for s in step)])
-            total = placed if total is None else total + placed
+    for place in range(places.kernel):
+        tap = x.slice_dim(dim, place, place + 1).reshape((*x.shape[:dim], *x.shape[dim + 1 :]))
+        low = place * places.wide - places.edge
+        amounts = (low, size - low - ((places.count - 1) * places.step + 1), places.step - 1)
+        placed = tap.pad(*([amount if d == dim else 0 for d in range(tap.ndim)] for amount in amounts))
+        total = placed if total is None else total + placed
     assert total is not None
-    return total.convert(x.dtype)
+    return total
 
 
 _GEOMETRY = "int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor"

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from harness import assert_same, check_backward, check_forward, highest
 
+from emutpu.backend.deferred.text import pending_mlir
+
 NAMES = [
     "nn.functional.interpolate.nearest",
     "nn.functional.interpolate.nearest-exact",
@@ -109,3 +111,18 @@ def test_fold() -> None:
     options = {"output_size": (5, 6), "kernel_size": (2, 3), "dilation": (2, 1), "padding": (1, 0), "stride": (2, 2)}
     x = torch.randn(2, 3 * 2 * 3, F.unfold(torch.randn(2, 3, 5, 6), (2, 3), (2, 1), (1, 0), (2, 2)).shape[-1])
     assert_same(F.fold(x.to("tpu"), **options), F.fold(x, **options), what="fold")
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_patches_as_large_as_those_of_depth_networks(padding: int) -> None:
+    """16 x 16 places that overlap: as many slices as rows and columns (a module of 4,096 took XLA a minute), same values."""
+    options = {"kernel_size": 16, "stride": 12, "padding": padding}
+    x = torch.randn(2, 3, 40, 52)
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+        patches = F.unfold(x.to("tpu"), **options)
+        merged = F.fold(patches, (40, 52), **options)
+        modules = pending_mlir(patches), pending_mlir(merged)
+    assert max(module.count("stablehlo.slice") for module in modules) <= 2 * (16 + 16)
+    expected = F.unfold(x, **options)
+    assert_same(patches, expected, what="unfold")
+    assert_same(merged, F.fold(expected, (40, 52), **options), what="fold")
