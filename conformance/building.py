@@ -157,6 +157,7 @@ def _transformers(program: Program) -> Built:
         small = shrunk(default(config_class), narrow=program.shrink == "config", model=program.architecture)
         model = model_class(small)
         narrowing.shrink(model, program.shrink)
+        _shorten_towers(model)
     except ImportError as error:  # of a library that the class stands on
         raise NoRecipe(str(error).strip().partition(" but")[0]) from error
     try:
@@ -167,6 +168,13 @@ def _transformers(program: Program) -> Built:
     if program.task in _LABELLED and "labels" in _parameters(model):
         labels["labels"] = inputs.labels(model, arguments)
     return Built(model, arguments, labels, _generates(program, model, arguments))
+
+
+def _shorten_towers(model: nn.Module) -> None:
+    """Of image networks of timm inside of a model, whose settings say nothing of their depth."""
+    for part in model.modules():
+        if part is not model and type(part).__name__ == "TimmWrapperModel":
+            narrowing.shorten(part)
 
 
 def _generates(program: Program, model: Any, arguments: Mapping[str, Any]) -> bool:

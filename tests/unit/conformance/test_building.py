@@ -162,3 +162,15 @@ def test_what_is_normalised_has_a_gradient():
     assert loss.dtype == torch.float64
     assert x.grad.norm() > 0.01
     assert loss_of((x * 2).sum().square().sqrt()) is not None
+
+
+def test_towers_of_timm_are_short_too():
+    """The image network in Gemma 3n says nothing of its depth: of its 84 blocks each kind stays."""
+    model = building.build(programs()["transformers/Gemma3nModel"]).model
+    tower = model.vision_tower.timm_model
+    assert sum(len(stage) for stage in tower.blocks) < 30
+    assert {type(block).__name__ for stage in tower.blocks for block in stage} == {
+        "EdgeResidual",
+        "MobileAttention",
+        "UniversalInvertedResidual",
+    }
