@@ -139,6 +139,8 @@ _NO_GENERATION = {
     "ReformerModelWithLMHead": "it has as many positions as it is given tokens",
     "MusicgenForCausalLM": "its pattern of delays asks for a token of padding, which the decoder alone has not",
 }
+# Field by field, and the image network of timm inside of the model shortened, of whose depth no field says anything.
+_TOWER = "tower"
 _LABELLED = ("causal-lm", "masked-lm", "seq-to-seq-causal-lm")
 
 
@@ -154,10 +156,11 @@ def _transformers(program: Program) -> Built:
     # A class for the text part of a multimodal model has a configuration of its own.
     config_class = model_class.config_class or transformers.CONFIG_MAPPING[program.options["model_type"]]
     try:
-        small = shrunk(default(config_class), narrow=program.shrink == "config", model=program.architecture)
+        small = shrunk(default(config_class), narrow=program.shrink in ("config", _TOWER), model=program.architecture)
         model = model_class(small)
         narrowing.shrink(model, program.shrink)
-        _shorten_towers(model)
+        if program.shrink == _TOWER:
+            _shorten_towers(model)
     except ImportError as error:  # of a library that the class stands on
         raise NoRecipe(str(error).strip().partition(" but")[0]) from error
     try:
@@ -171,9 +174,8 @@ def _transformers(program: Program) -> Built:
 
 
 def _shorten_towers(model: nn.Module) -> None:
-    """Of image networks of timm inside of a model, whose settings say nothing of their depth."""
     for part in model.modules():
-        if part is not model and type(part).__name__ == "TimmWrapperModel":
+        if type(part).__name__ == "TimmWrapperModel":
             narrowing.shorten(part)
 
 
