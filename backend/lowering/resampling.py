@@ -303,13 +303,13 @@ for _name, _reflect in (("reflection", True), ("replication", False)):
 
 
 class _Places(NamedTuple):
-    """Where patches lie along one dimension: ``count`` of them, of ``kernel`` places each that are ``wide`` apart."""
+    """Where patches lie along one dimension: ``patches`` of them, of ``kernel`` places each that are ``wide`` apart."""
 
     kernel: int
     wide: int
     edge: int
     step: int
-    count: int
+    patches: int
 
 
 def _places(size: Sequence[int], kernel: Any, dilation: Any, padding: Any, stride: Any) -> list[_Places]:
@@ -334,7 +334,7 @@ def _apart(x: Value, dim: int, places: _Places) -> Value:
     """``dim`` becomes two: the place in a patch, and the patch."""
     edges = [places.edge if d == dim else 0 for d in range(x.ndim)]
     padded = x.pad(edges, edges) if places.edge else x
-    last = (places.count - 1) * places.step + 1
+    last = (places.patches - 1) * places.step + 1
     starts = [place * places.wide for place in range(places.kernel)]
     slices = [padded.slice_dim(dim, start, start + last, places.step) for start in starts]
     return x.builder.concatenate([_expanded(place, dim) for place in slices], dim)
@@ -350,9 +350,9 @@ def _col2im(
     """The transpose of :func:`_im2col`, as separate in its dimensions."""
     rows, columns = _places(output_size, kernel_size, dilation, padding, stride)
     lead = cx.output.size[:-2]
-    patches = x.convert(opmath(x.dtype)).reshape((*lead, rows.kernel, columns.kernel, rows.count, columns.count))
+    values = x.convert(opmath(x.dtype)).reshape((*lead, rows.kernel, columns.kernel, rows.patches, columns.patches))
     at = len(lead)
-    by_row = patches.transpose([*range(at), at, at + 2, at + 1, at + 3])
+    by_row = values.transpose([*range(at), at, at + 2, at + 1, at + 3])
     wide = _together(by_row, at + 2, columns, output_size[1])
     return _together(wide, at, rows, output_size[0]).convert(x.dtype)
 
@@ -363,8 +363,11 @@ def _together(x: Value, dim: int, places: _Places, size: int) -> Value:
     for place in range(places.kernel):
         tap = x.slice_dim(dim, place, place + 1).reshape((*x.shape[:dim], *x.shape[dim + 1 :]))
         low = place * places.wide - places.edge
-        amounts = (low, size - low - ((places.count - 1) * places.step + 1), places.step - 1)
-        placed = tap.pad(*([amount if d == dim else 0 for d in range(tap.ndim)] for amount in amounts))
+        high = size - low - ((places.patches - 1) * places.step + 1)
+        first, last, inner = (
+            [amount if d == dim else 0 for d in range(tap.ndim)] for amount in (low, high, places.step - 1)
+        )
+        placed = tap.pad(first, last, inner)
         total = placed if total is None else total + placed
     assert total is not None
     return total

@@ -1,6 +1,7 @@
 """Each outcome, from programs that do what the outcome names."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -81,6 +82,18 @@ def test_gradients_on_one_side_only(monkeypatch):
     report = examine(monkeypatch, on_device(torch.Tensor.detach))
     assert report.outcome == Outcome.MISMATCH
     assert "on one side only" in report.error
+
+
+def test_what_compiling_changes_on_the_cpu_too(monkeypatch):
+    """PyTorch's decomposition interpolates to the same size where its kernel copies: no finding about a device."""
+
+    def enlarge(y):
+        return nn.functional.interpolate(y.reshape(1, 2, 2, 2), scale_factor=1.2, mode="bilinear", align_corners=False)
+
+    report = examine(monkeypatch, enlarge, "compile")
+    assert report.outcome == Outcome.CORPUS
+    assert re.search(r"torch.compile alone moves the logits by 0.\d+, on the CPU too", report.error)
+    assert examine(monkeypatch, enlarge, "strict").outcome == Outcome.PASS
 
 
 class Aside(Toy):
