@@ -323,8 +323,8 @@ def _places(size: Sequence[int], kernel: Any, dilation: Any, padding: Any, strid
 def _im2col(cx: Context, x: Value, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Value:
     """One dimension after the other: as many slices as a kernel has rows and columns, and not as it has places."""
     rows, columns = _places(x.shape[-2:], kernel_size, dilation, padding, stride)
-    by_row = _apart(x, x.ndim - 2, rows)  # [..., kernel, count, width]
-    both = _apart(by_row, by_row.ndim - 1, columns)  # [..., kernel, count, kernel, count]
+    by_row = _apart(x, x.ndim - 2, rows)  # [..., kernel, patches, width]
+    both = _apart(by_row, by_row.ndim - 1, columns)  # [..., kernel, patches, kernel, patches]
     lead = list(range(x.ndim - 2))
     at = len(lead)
     return both.transpose([*lead, at, at + 2, at + 1, at + 3]).reshape(cx.output.size)
