@@ -70,6 +70,7 @@ _UNFIT = 0.05
 # far (a unit that is barely on or off, two scores that are nearly equal), the answer does not tell a device's rounding from
 # a fault.
 _NUDGE, _NUDGES = 2.0**-17, 4
+_COMPILING = frozenset({"forward", "training"})  # the stages in which graphs are compiled first
 _MEASURED = "strict"  # the mode in which noise and tier 3 are measured, once for all modes
 _RATE = 1e-3
 _TOKENS = 4  # the prompt, and three steps that read what it left
@@ -153,7 +154,7 @@ def examine(program: Program, mode: str, *, fallbacks: Callable[[], int]) -> Rep
     try:
         _examine(program, report, fallbacks)
     except Exception as error:  # noqa: BLE001  # whatever a program raises is the finding
-        filed(report, error)
+        filed(report, _found_here_too(program, error) if report.stage in _COMPILING and mode == "compile" else error)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -430,6 +431,16 @@ def _nudged(program: Program) -> Iterator[_Answer]:
                     noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
                     parameter.mul_(1 + _NUDGE * noise)
         yield _answer(built, built.model, nullcontext)
+
+
+def _found_here_too(program: Program, error: Exception) -> Exception:
+    """``error``, or _Unfit where PyTorch's own compilation raises one of the same kind for the program on the CPU."""
+    try:
+        _compiled_here(program)
+    except Exception as here:  # noqa: BLE001  # of any kind: it is compared with the device's
+        if type(here) is type(error) and str(here).partition("\n")[0] == str(error).partition("\n")[0]:
+            return _Unfit(f"with torch.compile it fails on the CPU too: {type(here).__name__}: {here}")
+    return error
 
 
 def _compiled_here(program: Program) -> _Answer:

@@ -96,6 +96,22 @@ def test_what_compiling_changes_on_the_cpu_too(monkeypatch):
     assert examine(monkeypatch, enlarge, "strict").outcome == Outcome.PASS
 
 
+def test_what_cannot_be_compiled_on_the_cpu_either(monkeypatch):
+    """Dynamo's refusal is the same on every device; what raises on the device alone is a crash."""
+
+    def index(y):
+        places = tuple(torch.tensor(n, device=y.device) for n in (0, 1))
+        mask = torch.ones(2, 4, dtype=torch.bool, device=y.device)
+        mask[places, places] = False
+        return y * mask
+
+    report = examine(monkeypatch, index, "compile")
+    assert report.outcome == Outcome.CORPUS
+    assert "with torch.compile it fails on the CPU too" in report.error
+    assert examine(monkeypatch, index, "strict").outcome == Outcome.PASS
+    assert examine(monkeypatch, on_device(refuse), "compile").outcome == Outcome.CRASH
+
+
 class Aside(Toy):
     """A second layer in the same graph, of which the loss takes nothing on the CPU."""
 
