@@ -540,7 +540,7 @@ def _generate(model: Any, prompt: Mapping[str, Any], options: Mapping[str, Any])
 
 # ---------------------------------------------------------------------------------------------- what went wrong
 
-_OPERATOR = re.compile(r"operator '(?:aten::)?([\w.:]+)'|aten::([\w.]+)")
+_OPERATOR = re.compile(r"operator '(?:aten::)?([\w.:]+)'|aten::([\w.]+)|(\w+)\(\): \w+ dtype is not yet supported")
 _FRAMES = 6
 
 
@@ -554,10 +554,10 @@ def filed(report: Report, error: Exception) -> None:
         report.outcome = Outcome.CORPUS
     elif isinstance(error, Mismatch):
         report.outcome, report.error = Outcome.MISMATCH, str(error)
-    elif isinstance(error, NotImplementedError):
+    elif isinstance(getattr(error, "inner_exception", error), NotImplementedError):  # Dynamo wraps a backend's
         report.outcome = Outcome.UNSUPPORTED
         found = _OPERATOR.search(str(error))
-        report.op = (found[1] or found[2]) if found else None
+        report.op = next(filter(None, found.groups())) if found else None
     else:
         report.outcome = Outcome.CRASH
     if report.tier1 is None and report.outcome not in {Outcome.NOT_RUN, Outcome.CORPUS}:

@@ -10,9 +10,10 @@ Each line has what :mod:`emutpu.conformance` says of one program, without its op
 from __future__ import annotations
 
 import argparse
+import fileinput
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,12 @@ _MEASURED = ("logit_error", "gradient_error", "seconds", "processor_seconds")
 _LONGEST = 200
 
 
-def trimmed(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """The answers in ``lines`` of JSON, shortened: measured values to two digits, errors to their first line."""
-    for line in lines:
-        answer = json.loads(line)
+def trimmed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The answers in ``lines`` of JSON, shortened: measured values to two digits, errors to their first line. Of a program
+    that ran again in the same mode the last.
+    """
+    answers = map(json.loads, lines)
+    for answer in {(answer["program"], answer["mode"]): answer for answer in answers}.values():
         kept = {name: answer[name] for name in _KEPT if answer.get(name) not in (None, [], "")}
         if "error" in kept:
             kept["error"] = kept["error"].splitlines()[0][:_LONGEST]
@@ -52,9 +55,8 @@ def main() -> None:
         description="Outcomes of a run of the model suite, without what they were found by."
     )
     parser.add_argument("runs", nargs="+", type=Path, help="files run-<n>.jsonl of a history")
-    for path in parser.parse_args().runs:
-        with path.open(encoding="utf-8") as lines:
-            sys.stdout.writelines(json.dumps(answer) + "\n" for answer in trimmed(lines))
+    with fileinput.input(parser.parse_args().runs, encoding="utf-8") as lines:
+        sys.stdout.writelines(json.dumps(answer) + "\n" for answer in trimmed(lines))
 
 
 if __name__ == "__main__":

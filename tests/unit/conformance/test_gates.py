@@ -158,6 +158,13 @@ def test_a_missing_op_is_named(monkeypatch):
     assert (report.outcome, report.op) == (Outcome.UNSUPPORTED, "linalg_cholesky_ex.L")
 
 
+def test_a_missing_op_is_named_in_a_compiled_graph(monkeypatch):
+    """Dynamo's wrapping hides neither the kind nor the op: complex128 is no dtype of the device."""
+    report = examine(monkeypatch, lambda y: y.to(torch.complex128).real.float(), "compile")
+    assert (report.outcome, report.op) == (Outcome.UNSUPPORTED, "to_copy")
+    assert "to_copy(): complex128 dtype is not yet supported on TPU" in report.error
+
+
 def test_a_crash_has_the_models_line(monkeypatch):
     """The error and where it was raised."""
     report = examine(monkeypatch, on_device(refuse))
