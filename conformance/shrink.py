@@ -106,7 +106,14 @@ def _layers(value: Any, config: Config) -> Any:
     return min(value, _needed(config)) if _is_size(value) else value
 
 
-_PATTERNS = ("layer_types", "layers_block_type", "mlp_layer_types", "block_types", "indexer_types")
+_PATTERNS = (
+    "layer_types",
+    "layers_block_type",
+    "mlp_layer_types",
+    "block_types",
+    "indexer_types",
+    "hybrid_override_pattern",
+)
 
 
 def _needed(config: Config) -> int:
@@ -187,7 +194,7 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"^pos_embed_rescale$", _none),
         (r"^mask_(time|feature)_prob$", _zero),
         (r"vocab_size|^n_words$|_vocab$", _at_most(VOCABULARY)),
-        (r"hybrid_override_pattern$|^(" + "|".join(_PATTERNS) + ")$", _pattern),
+        (r"^(" + "|".join(_PATTERNS) + ")$", _pattern),
         (r"max_position|n_positions|max_source_pos|max_target_pos|^n_ctx$|max_seq|position_embeddings$|max_pos", _at_most(POSITIONS)),
         (r"^window_size$", _window),
         (r"sliding_window|attention_window|attention_chunk_size|local_attention$", _at_most(WINDOW)),

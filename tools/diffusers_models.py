@@ -440,8 +440,11 @@ _SEVERAL = {
 def _several(one: str) -> Row:
     settings, inputs = _ONE[one]
     condition = inputs["controlnet_cond"]
-    per_network = {"controlnet_cond": listed(condition, condition), "conditioning_scale": value([1.0, 0.5])}
-    per_network["return_dict"] = value(False)  # what they make of dictionaries are lists of their keys
+    per_network = {
+        "controlnet_cond": listed(condition, condition),
+        "conditioning_scale": value([1.0, 0.5]),
+        "return_dict": value(False),  # what they make of dictionaries are lists of their keys
+    }
     if one == "FluxControlNetModel":
         per_network["controlnet_mode"] = listed(tensor([0]), tensor([0]))
     count = 1 if one == "QwenImageControlNetModel" else 2  # that one looks at all of the conditions itself
