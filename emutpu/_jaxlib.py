@@ -444,7 +444,16 @@ def code_features(code: bytes) -> frozenset[str]:
 
 @functools.lru_cache(64)  # all code of one compiler has the same text
 def _features_of(text: bytes) -> frozenset[str]:
-    return frozenset(name[1:] for name in text.decode().split(",") if name.startswith("+"))
+    """LLVM takes the names in turn, and one turned off turns off what implies it: AVX10.1 is all of AVX-512 but VP2INTERSECT.
+
+    XLA's limit to AVX2 turns off what begins with ``avx512`` and leaves ``+avx10.1`` before it.
+    """
+    on: set[str] = set()
+    for name in text.decode().split(","):
+        (on.add if name.startswith("+") else on.discard)(name[1:])
+        if name.startswith("-avx512") and name != "-avx512vp2intersect":
+            on = {other for other in on if not other.startswith("avx10.")}
+    return frozenset(on)
 
 
 @functools.cache

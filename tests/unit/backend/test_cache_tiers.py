@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emutpu import _jaxlib
 from emutpu.backend.cache import COMPILED, CompileCache
 from emutpu.backend.cache_entry import pack
 from emutpu.backend.cache_remote import RemoteStore, is_url
@@ -392,7 +393,31 @@ def with_target(tmp_path: Path, target: str, before: str = "nothing") -> subproc
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3"])
+_PLAIN = ",".join(
+    f"+{name}" for name in ("aes", "avx", "avx2", "bmi", "cmov", "cx8", "f16c", "fma", "fxsr", "mmx", "sse", "sse2")
+)
+
+
+@pytest.mark.parametrize(
+    ("rest", "has_avx10"),
+    [
+        ("+avx10.1,+avx512bf16,+avx512f,-avx10.2,-avx512vp2intersect", True),
+        ("+avx10.1,-avx10.2,-avx512bf16,-avx512f,-avx512vp2intersect", False),
+        ("+avx10.1,+avx512f,-avx10.2,-avx512bf16,-avx512vp2intersect", False),
+        ("-avx10.1,-avx512f,-avx512vl,-sse4a,-xop", False),
+    ],
+    ids=["all of AVX-512", "limited to AVX2", "limited to AVX512", "not there"],
+)
+def test_features_are_read_as_llvm_reads_them(rest: str, has_avx10: bool) -> None:
+    """AVX10 is off where a later name turns off what it comprises, as XLA's limit does on a host that has it."""
+    found = _jaxlib.code_features(f"\0{_PLAIN},{rest}\0".encode())
+    assert ("avx10.1" in found) is has_avx10
+    assert ("avx512f" in found) is ("+avx512f" in rest)
+    assert {"avx2", "fma", "sse2"} < found
+    assert not found & {"avx10.2", "avx512vp2intersect", "sse4a"}
+
+
+@pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
 def test_cpu_target(tmp_path: Path, target: str) -> None:
     """A baseline limits the code, leaves the environment alone, and names its entries instead of this CPU."""
     if "avx2" not in _cpu_features.of_kernel():
