@@ -438,9 +438,15 @@ def _found_here_too(program: Program, error: Exception) -> Exception:
     try:
         _compiled_here(program)
     except Exception as here:  # noqa: BLE001  # of any kind: it is compared with the device's
-        if type(here) is type(error) and str(here).partition("\n")[0] == str(error).partition("\n")[0]:
-            return _Unfit(f"with torch.compile it fails on the CPU too: {type(here).__name__}: {here}")
+        if _told(here) == _told(error):
+            return _Unfit(f"with torch.compile it fails on the CPU too: {': '.join(_told(here))}")
     return error
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    """The kind and the first line of an error, without the backend that Dynamo names around it."""
+    within = getattr(error, "inner_exception", error)
+    return type(within).__name__, str(within).partition("\n")[0]
 
 
 def _compiled_here(program: Program) -> _Answer:
