@@ -137,6 +137,7 @@ _NO_GENERATION = {
     "HrmTextForCausalLM": "its layers run in cycles, and its cache has an entry for each layer once",
     "xLSTMForCausalLM": "its chunks do not divide the length that it has reached",
     "ReformerModelWithLMHead": "it has as many positions as it is given tokens",
+    "VoxtralRealtimeForConditionalGeneration": "what it generates is as long as the sound, and so is the prompt already",
     "MusicgenForCausalLM": "its pattern of delays asks for a token of padding, which the decoder alone has not",
 }
 # Field by field, and the image network of timm inside of the model shortened, of whose depth no field says anything.

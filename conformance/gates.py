@@ -358,11 +358,12 @@ def _compare(
     missed = [
         _Miss(what, names, error, limit) for what, error, limit in measured if error is not None and not error <= limit
     ]
-    if missed:
-        exact = exact or _in_float64(program)
+    if missed and exact is None:
+        exact = _exact(program, expected, report)
     for miss in missed:
         assert exact is not None
-        _judge(program, report.mode, miss, miss.of(expected), miss.of(actual), miss.of(exact))
+        inexact = report.noise_error if exact is expected else None
+        _judge(program, report.mode, miss, miss.of(expected), miss.of(actual), miss.of(exact), inexact)
         report.ill_conditioned.append(miss.what)
 
 
@@ -380,9 +381,17 @@ class _Miss(NamedTuple):
 
 
 def _judge(
-    program: Program, mode: str, miss: _Miss, expected: list[Tensor], actual: list[Tensor], exact: list[Tensor]
+    program: Program,
+    mode: str,
+    miss: _Miss,
+    expected: list[Tensor],
+    actual: list[Tensor],
+    exact: list[Tensor],
+    inexact: str | None,
 ) -> None:
-    """Raise unless the CPU's rounding explains a miss: Mismatch, or _Unfit for what says nothing about a device."""
+    """Raise unless the CPU's rounding explains a miss: Mismatch, or _Unfit for what says nothing about a device. ``inexact``
+    says why ``exact`` is the CPU's own answer: then slightly other weights alone can explain it.
+    """
     what, _, error, limit = miss
     strays, allowed = error_of_all(actual, exact), error_of_all(expected, exact)
     if not allowed <= _UNFIT:
@@ -394,9 +403,12 @@ def _judge(
         return
     if mode == "compile" and error_of_all(actual, miss.of(_compiled_here(program))) <= limit:
         raise _Unfit(f"torch.compile alone moves the {what} by {error:.2g}, on the CPU too")
+    missed = f"relative error of the {what} {error:.2g}, allowed {limit:.0e}"
+    if inexact is not None:
+        raise Mismatch(f"{missed}, with slightly other weights {moved:.2g}; it does not run in float64: {inexact}")
     raise Mismatch(
-        f"relative error of the {what} {error:.2g}, allowed {limit:.0e}; from float64 the device strays by "
-        f"{strays:.2g}, the CPU by {allowed:.2g}, with slightly other weights by {moved:.2g}"
+        f"{missed}; from float64 the device strays by {strays:.2g}, the CPU by {allowed:.2g}, with slightly other weights "
+        f"by {moved:.2g}"
     )
 
 
@@ -443,6 +455,10 @@ def _found_here_too(program: Program, error: Exception) -> Exception:
     return error
 
 
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300]
+
+
 def _told(error: Exception) -> tuple[str, str]:
     """The kind and the first line of an error, without the backend that Dynamo names around it."""
     within = getattr(error, "inner_exception", error)
@@ -455,6 +471,15 @@ def _compiled_here(program: Program) -> _Answer:
     built = build(program)
     built.model.compile(backend="aot_eager")
     return _answer(built, built.model, nullcontext)
+
+
+def _exact(program: Program, expected: _Answer, report: Report) -> _Answer:
+    """The answer in float64, or ``expected`` where there is none, with the reason in the report."""
+    try:
+        return _in_float64(program)
+    except Exception as error:  # noqa: BLE001  # kept: as for the measured noise
+        report.noise_error = _short(error)
+        return expected
 
 
 def _in_float64(program: Program) -> _Answer:
@@ -475,7 +500,7 @@ def _measured_noise(built: Built, model: nn.Module, expected: _Answer, report: R
     try:
         exact = _answer(built, _double(model), nullcontext, _widened)
     except Exception as error:  # noqa: BLE001  # kept: not every model runs in float64, and that is no finding about a device
-        report.noise_error = f"{type(error).__name__}: {error}"[:300]
+        report.noise_error = _short(error)
         return None
     report.logit_noise = _worst(_widened(expected.results), _widened(exact.results))
     if expected.gradients and expected.gradients.keys() == exact.gradients.keys():

@@ -85,6 +85,8 @@ _ALSO = {
     "Blip2ForImageTextRetrieval": ("attention_mask",),
     "ColQwen2ForRetrieval": ("image_grid_thw",),
     "CsmForConditionalGeneration": ("input_values_cutoffs",),
+    "FastSpeech2ConformerModel": ("spectrogram_labels", "duration_labels", "pitch_labels", "energy_labels"),
+    "FlavaForPreTraining": ("codebook_pixel_values", "bool_masked_pos"),
     "SpeechT5Model": ("decoder_input_values",),
     "SpeechT5ForTextToSpeech": ("decoder_input_values", "speaker_embeddings"),
     "HieraForPreTraining": ("noise",),  # else the device hides other patches than the CPU

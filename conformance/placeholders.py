@@ -6,6 +6,7 @@ of them. How many there are depends on patches, merging and resampling; the mode
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -88,6 +89,10 @@ def _count(model: Any, method: str, argument: str, found: Mapping[str, Any]) -> 
     encoders = _methods(model, method)
     if encoders and not _is_needed_by(encoders[0], "input_ids"):
         return _features(encoders, argument, found)
+    codec = getattr(model, "codec_model", None)
+    if argument == "input_values" and codec is not None:
+        # A copy: codebooks keep on the CPU what they make of their weights at their first use.
+        return BATCH * int(copy.deepcopy(codec).encode(found[argument]).audio_codes.shape[-1])
     mask = next((found[name] for name in ("input_features_mask", "feature_attention_mask") if name in found), None)
     lengths = getattr(_part(model, "audio_tower"), "_get_feat_extract_output_lengths", None)
     if mask is None or lengths is None:
@@ -116,9 +121,9 @@ def _features(encoders: list[Callable[..., Any]], argument: str, found: Mapping[
     """How many vectors the first encoder gives for all of the batch; it hands on what those within it know."""
     known = {argument, *(name for encode in encoders for name in inspect.signature(encode).parameters)} - {"input_ids"}
     made = encoders[0](**{name: value for name, value in found.items() if name in known})
-    for name in ("pooler_output", "last_hidden_state"):
+    for name in ("pooler_output", "last_hidden_state", "deepstack_features"):
         vectors = getattr(made, name, None)
         if vectors is not None:
-            made = vectors
+            made = vectors if name != "deepstack_features" else vectors[0]  # the same places in several layers
             break
     return sum(leaf.numel() // leaf.shape[-1] for leaf in tree_leaves(made) if isinstance(leaf, Tensor))

@@ -319,7 +319,8 @@ def _flattened(recipe: Recipe) -> Tensor:
 
 def _masked(recipe: Recipe) -> Tensor:
     """Every other patch, bool[BATCH, patches]."""
-    times = recipe.size("num_frames", default=4) // recipe.size("tubelet_size", default=2)
+    moves = recipe.family.startswith(_VIDEO)
+    times = recipe.size("num_frames", default=4) // recipe.size("tubelet_size", default=2) if moves else 1
     count = times * (recipe.sides[0] // _patch(recipe)) * (recipe.sides[1] // _patch(recipe))
     return (torch.arange(count) % 2 == 0).expand(BATCH, -1).contiguous()
 
@@ -380,8 +381,12 @@ def _bins(recipe: Recipe) -> int:
 def _spectra(recipe: Recipe) -> Tensor:
     if recipe.family.startswith("clap"):
         return recipe.normal(BATCH, 1, FRAMES, _bins(recipe))
+    if recipe.family == "xcodec2":  # as many as the wave beside them becomes
+        return recipe.normal(BATCH, _waves(recipe).shape[-1] // recipe.config.hop_length, _bins(recipe))
     if not recipe.family.startswith(_BINS_FIRST):
         return recipe.normal(BATCH, FRAMES, _bins(recipe))
+    if recipe.family == "voxtral_realtime":  # eight frames are heard while a token is read
+        return recipe.normal(BATCH, _bins(recipe), 8 * LENGTH)
     if recipe.family.startswith("qwen3_asr"):
         return recipe.normal(BATCH, _bins(recipe), 200)  # two of its windows
     frames = 2 * recipe.size("max_source_positions", default=32)
@@ -531,6 +536,7 @@ MAKERS: dict[str, Maker] = {
     # images
     "pixel_values": _pixels,
     "pixel_values_videos": _frames,
+    "codebook_pixel_values": lambda r: r.normal(BATCH, r.channels, *(8 * (side // _patch(r)) for side in r.sides)),
     "pixel_values1": lambda r: r.pixels(),
     "pixel_values2": lambda r: r.pixels(),
     "lr_pixel_values": lambda r: r.pixels(),
@@ -586,6 +592,10 @@ MAKERS: dict[str, Maker] = {
     "speaker_embeddings": lambda r: r.normal(BATCH, r.size("speaker_embedding_dim", default=512)),
     "speech_inputs": lambda r: r.normal(BATCH, SAMPLES),
     "spectrogram": lambda r: r.normal(BATCH, LENGTH, r.size("model_in_dim", "num_mel_bins", default=80)),
+    "spectrogram_labels": lambda r: r.normal(BATCH, 2 * LENGTH, r.size("num_mel_bins", default=80)),
+    "duration_labels": lambda r: torch.full((BATCH, LENGTH), 2),
+    "pitch_labels": lambda r: r.normal(BATCH, LENGTH, 1),
+    "energy_labels": lambda r: r.normal(BATCH, LENGTH, 1),
     "audio_codes": lambda r: r.below(16, BATCH, r.size("num_codebooks", "num_quantizers", default=4), TARGETS),
     "codes": lambda r: r.below(16, BATCH, TARGETS),
     # time series, decisions

@@ -99,7 +99,7 @@ _TOWERS = (
     ("swin_", "swin_tiny_patch4_window7_224"),
     ("vitamin_", "vitamin_small_224"),
 )
-_FIXED_SIDE = re.compile(r"^(?:vit|eva02|swin)_.*_(\d{3})$")  # transformers of timm take images of one size
+_FIXED_SIDE = re.compile(r"^(?:vit|eva02|swin|vitamin)_.*_(\d{3})$")  # transformers of timm take images of one size
 
 
 def open_clip() -> Iterator[Entry]:

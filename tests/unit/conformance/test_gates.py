@@ -69,6 +69,20 @@ def test_a_wrong_answer(monkeypatch):
     assert "logits" in report.error
 
 
+def test_a_wrong_answer_of_what_has_no_float64(monkeypatch):
+    """A mismatch still, never a crash: nothing excuses it, and the report says why nothing could."""
+
+    def narrow(y):
+        if y.dtype == torch.float64:
+            raise TypeError("float32 alone")
+        return y * 1.001 if y.device.type == "tpu" else y
+
+    report = examine(monkeypatch, narrow)
+    assert (report.outcome, report.tier1, report.tier2) == (Outcome.MISMATCH, True, False)
+    assert "relative error of the logits 0.001, allowed" in report.error
+    assert "it does not run in float64: TypeError: float32 alone" in report.error
+
+
 def test_wrong_gradients(monkeypatch):
     """The right answer with gradients that vanish."""
     report = examine(monkeypatch, on_device(lambda y: y.detach() + 0.0 * y))
@@ -245,13 +259,16 @@ def test_ill_conditioned_programs_are_judged_against_float64(monkeypatch):
     assert wrong.outcome == Outcome.MISMATCH
 
 
-def test_a_unit_that_is_barely_on_says_nothing(monkeypatch):
+@pytest.mark.parametrize("wide", [True, False], ids=["judged by float64", "without float64"])
+def test_a_unit_that_is_barely_on_says_nothing(monkeypatch, wide):
     """The device's rounding turns it on, and so do slightly other weights on the CPU: ill-conditioned, no mismatch."""
     examine(monkeypatch, lambda y: y)  # so that the toy can be built
     built = building.build(PROGRAM)
     barely = built.model(**built.inputs).abs().max().item() * (1 + 1e-6)
 
     def step(y):
+        if y.dtype == torch.float64 and not wide:
+            raise TypeError("float32 alone")
         rounded = y * (1 + 2e-6) if y.device.type == "tpu" else y
         return y + 0.02 * (rounded.abs() > barely)
 
@@ -259,6 +276,7 @@ def test_a_unit_that_is_barely_on_says_nothing(monkeypatch):
     assert report.outcome == Outcome.PASS, report.error
     assert report.logit_error > 1e-3
     assert report.ill_conditioned == ["logits", "gradients"]  # the loss is made of squares
+    assert report.noise_error == (None if wide else "TypeError: float32 alone")
     assert examine(monkeypatch, on_device(lambda y: y + 0.02 * (y.abs() > 0))).outcome == Outcome.MISMATCH
 
 

@@ -22,7 +22,13 @@ def _runs(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["transformers/LlavaForConditionalGeneration", "transformers/Qwen2VLForConditionalGeneration"]
+    "name",
+    [
+        "transformers/LlavaForConditionalGeneration",
+        "transformers/Qwen2VLForConditionalGeneration",
+        "transformers/Granite4VisionForConditionalGeneration",  # its features go to several layers
+        "transformers/Molmo2ForConditionalGeneration",
+    ],
 )
 def test_text_has_a_place_for_each_feature_of_an_image(name):
     """The image path runs: another image gives other logits."""
@@ -41,6 +47,18 @@ def test_sound_is_heard():
     built, answer = _runs("transformers/WhisperForConditionalGeneration")
     assert set(built.inputs) >= {"input_features", "decoder_input_ids"}
     assert answer.logits.isfinite().all()
+
+
+def test_a_codec_says_how_many_tokens_a_sound_is():
+    """Its codebooks keep nothing of having been asked, which a copy of the model on a device would take along."""
+    built, answer = _runs("transformers/CsmForConditionalGeneration")
+    token = built.model.config.audio_token_id
+    assert (built.inputs["input_ids"] == token).sum(1).tolist() == [2, 2]
+    assert answer.logits.isfinite().all()
+    fresh = build(programs()["transformers/CsmForConditionalGeneration"]).model
+    kept = [vars(part) for part in fresh.codec_model.modules() if "_embed" in vars(part)]
+    assert kept
+    assert all(state["_embed"] is None for state in kept)
 
 
 def test_multiple_choice_has_choices():
