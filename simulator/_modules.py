@@ -37,8 +37,8 @@ WIDEST = 16  # bytes of complex<f64>
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModuleInfo:
-    """The interface of a module, the names of the operations it uses, and the bytes of its largest tensor,
-    counted as if an element had :data:`WIDEST`.
+    """The interface of a module, the names of the operations it uses, the bytes of its largest tensor, counted as if an
+    element had :data:`WIDEST`, and the most dimensions of one.
 
     ``reused`` are the results that the device puts where the tensor they replace was; the host reuses more.
     """
@@ -49,6 +49,7 @@ class ModuleInfo:
     donated: frozenset[int]
     ops: frozenset[str]
     largest: int = 0
+    rank: int = 0
     reused: frozenset[int] = frozenset()
 
 
@@ -68,15 +69,12 @@ def parse(module: bytes) -> Any:
 def inspect(module: Any) -> ModuleInfo:
     """Interface and ops of a parsed module. Raises InvalidArgument for a missing ``main`` or an absurd extent."""
     main = entry(module)
+    kind = main.type
     ops: set[str] = set()
-    largest = 0
+    types = set(kind.inputs)
     for operation in walk(module.operation):
         ops.add(operation.name)
-        for result in operation.results:
-            largest = max(largest, _size(result.type))
-    kind = main.type
-    for tensor in kind.inputs:
-        largest = max(largest, _size(tensor))
+        types.update(result.type for result in operation.results)
     symbol = module.operation.attributes["sym_name"].value if "sym_name" in module.operation.attributes else "main"
     return ModuleInfo(
         name=symbol,
@@ -84,7 +82,8 @@ def inspect(module: Any) -> ModuleInfo:
         results=tuple(_aval(t) for t in kind.results),
         donated=_marked(main, "jax.buffer_donor") | _marked(main, "tf.aliasing_output"),
         ops=frozenset(ops),
-        largest=largest,
+        largest=max(map(_size, types), default=0),
+        rank=max((kind.rank for kind in types if isinstance(kind, ir.RankedTensorType)), default=0),
         reused=_reused(module),
     )
 

@@ -65,6 +65,11 @@ _LIBRARY: XlaFlags = (
         ",".join(f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION", "ELTWISE")),
     ),
 )
+_NO_LIBRARY: XlaFlags = (("xla_cpu_experimental_ynn_fusion_type", ""),)
+_LIBRARY_RANK = 6
+"""Beyond it XLA's matrix library is not asked. Its buffers have eight dimensions, it divides two of them where it sums products
+with what was broadcast, and does not look whether there are so many: with seven the process dies of a segmentation fault
+(jaxlib 0.10.2), with nine a product raises."""
 # The library's max drops NaN, its tanh and rsqrt are approximations, its conversion to u8 saturates otherwise, and it
 # elides rounding where a dot becomes multiplications: so it gets single operations that it computes bit for bit like
 # XLA's own code, and dots in its own layout.
@@ -97,7 +102,9 @@ def prepare(
     else:
         group_features(module, info)
         write_padding(module, info)
-        if on_own_threads(module, info):
+        if info.rank > _LIBRARY_RANK and _jaxlib.matrix_library():
+            flags += _NO_LIBRARY
+        elif on_own_threads(module, info):
             flags += OWN_THREADS
         if not eager:
             separate_operands(module, info)
@@ -116,7 +123,7 @@ def _without_tpu_flags(overrides: dict[str, str]) -> XlaFlags:
 def _library_safe(module: Any, info: ModuleInfo, native_highest: bool) -> bool:
     """True for a module of one f32 arithmetic operation, or of one plain one-pass dot with f32 arithmetic around it."""
     single = (None, 1, 6) if native_highest else (None, 1)
-    if not _jaxlib.matrix_library() or not info.ops <= _LIBRARY_OPS:
+    if not _jaxlib.matrix_library() or info.rank > _LIBRARY_RANK or not info.ops <= _LIBRARY_OPS:
         return False
     operations = list(walk(module.operation))
     arithmetic = [operation for operation in operations if operation.name in _LIBRARY_ARITHMETIC]

@@ -126,3 +126,17 @@ def test_batches_of_transposed_matrices(batch: int, left: str, right: str) -> No
     first = first if left == "plain" else first.reshape(batch, 16, 8).mT
     product = first @ (second if right == "plain" else second.mT)
     torch.testing.assert_close(product.cpu(), x @ y, atol=0.1, rtol=0.02)
+
+
+def test_batches_of_nine_dimensions() -> None:
+    """More than XLA's matrix library has for an operand, which then refused the layout of the gradients' operands."""
+    shape = (2, 2, 9, 4, 2, 2, 2)
+    x, y = torch.randn(*shape, 4, 4), torch.randn(*shape, 4, 3)
+    on = [[value.detach().to(device).requires_grad_() for value in (x, y)] for device in ("cpu", "tpu")]
+    with highest():
+        results = [left @ right for left, right in on]
+        for result in results:
+            result.square().sum().backward()
+    assert_same(results[1], results[0], what="matmul")
+    for found, expected in zip(on[1], on[0], strict=True):
+        assert_same(found.grad, expected.grad, what="gradient of matmul")
