@@ -244,6 +244,7 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "SuperPointConfig": {"keypoint_decoder_dim": 65},
     "T5Gemma2TextConfig": {"dropout_rate": 0.0},
     "UdopConfig": {"relative_attention_num_buckets": 32},
+    "TimesFm2_5Config": {"context_length": 256},  # the statistics of its patches are a loop
     "TvpConfig": {"max_img_size": 64, "visual_prompt_size": 8},
     "FastVlmConfig": {"vision_config": Inner(architecture="fastvit_mci0", hidden_size=1024)},
     "PeVideoEncoderConfig": {
