@@ -113,8 +113,6 @@ class Recipe:
         """Height and width of an image."""
         if self.family in _SIDES:
             return _SIDES[self.family]
-        if self.family in _SIDES:
-            return _SIDES[self.family]
         for config in (self.vision, *self.configs()):
             made = getattr(config, "model_args", None) or {}  # of a timm model
             for name in ("image_size", "img_size"):

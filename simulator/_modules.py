@@ -83,7 +83,7 @@ def inspect(module: Any) -> ModuleInfo:
         donated=_marked(main, "jax.buffer_donor") | _marked(main, "tf.aliasing_output"),
         ops=frozenset(ops),
         largest=max(map(_size, types), default=0),
-        rank=max((kind.rank for kind in types if isinstance(kind, ir.RankedTensorType)), default=0),
+        rank=max((tensor.rank for tensor in types if isinstance(tensor, ir.RankedTensorType)), default=0),
         reused=_reused(module),
     )
 

@@ -102,7 +102,7 @@ def prepare(
     else:
         group_features(module, info)
         write_padding(module, info)
-        if info.rank > _LIBRARY_RANK and _jaxlib.matrix_library():
+        if info.rank > _LIBRARY_RANK:  # whatever an older jaxlib gives to it by default
             flags += _NO_LIBRARY
         elif on_own_threads(module, info):
             flags += OWN_THREADS
