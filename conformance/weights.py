@@ -70,6 +70,8 @@ def draw(model: nn.Module, gain: float, seed: int) -> None:
 
     Matrices, kernels and tables are normal with standard deviation ``gain`` over the root of the fan-in. Constant vectors
     keep their size and lose their constancy; vectors with a shape of their own (decay rates, slopes) and scalars stay.
+    Tables that are buffers and all zero, as codebooks are before training, are drawn too: the nearest of equal codes is
+    always the first, and nothing before the choice matters.
     """
     for name, tensor, fan_in in _parameters(model):
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ seed)
@@ -84,6 +86,8 @@ def draw(model: nn.Module, gain: float, seed: int) -> None:
             buffer.copy_(torch.randn(buffer.shape, generator=generator) * _SPREAD)
         elif name.endswith("running_var"):
             buffer.copy_(torch.rand(buffer.shape, generator=generator) + _SCALE)
+        elif buffer.dim() > 1 and buffer.is_floating_point() and not buffer.any():
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * (gain / math.sqrt(buffer.shape[-1])))
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, Tensor, int]]:

@@ -95,16 +95,18 @@ class Branch(nn.Module):
         self.zero = nn.Linear(8, 400)
         nn.init.zeros_(self.zero.weight)
         self.decay = nn.Parameter(torch.arange(8.0))
+        self.register_buffer("codes", torch.zeros(400, 8))
         self.norm = nn.BatchNorm2d(8)
         self.conv = nn.Conv2d(8, 64, 3, groups=2)
 
 
 def test_drawn_weights():
-    """Standard deviation by fan-in, branches on, vectors with a shape of their own untouched."""
+    """Standard deviation by fan-in, branches on, no code like another, vectors with a shape of their own untouched."""
     model = Branch()
     weights.draw(model, 1.4, 0)
     assert model.zero.weight.std().item() == pytest.approx(1.4 / math.sqrt(8), rel=0.1)
     assert model.conv.weight.std().item() == pytest.approx(1.4 / math.sqrt(4 * 9), rel=0.1)
+    assert model.codes.std().item() == pytest.approx(1.4 / math.sqrt(8), rel=0.1)
     assert model.scale.abs().min() > 0.2
     assert torch.equal(model.decay, torch.arange(8.0))
     assert model.norm.weight.std() > 0
