@@ -10,7 +10,7 @@ import torch
 
 from emutpu.backend.hlo import Value
 
-__all__ = ["put", "resampled", "take"]
+__all__ = ["margins", "put", "resampled", "side_by_side", "take"]
 
 _Indices = np.ndarray[Any, Any]
 _MOST_PIECES = 8
@@ -124,3 +124,20 @@ def resampled(x: Value, dim: int, matrix: _Indices) -> Value:
     order = list(range(x.ndim - 1))
     order.insert(dim, x.ndim - 1)
     return product.transpose(order)
+
+
+def side_by_side(blocks: Value, dim: int, step: int, start: int, size: int) -> Value:
+    """Blocks (``dim``) of elements (the next dimension, at most ``step``) become one dimension of ``size``, ``step`` apart
+    from ``start`` on, with zeros between; what lies outside is cut.
+    """
+    count, width = blocks.shape[dim : dim + 2]
+    wide = blocks.pad(*margins(blocks.ndim, dim + 1, 0, step - width))
+    flat = wide.reshape((*wide.shape[:dim], count * step, *wide.shape[dim + 2 :]))
+    return flat.pad(*margins(flat.ndim, dim, start, size - start - count * step))
+
+
+def margins(rank: int, dim: int, low: int, high: int) -> tuple[list[int], list[int]]:
+    """Padding of one dimension; what is negative cuts."""
+    below, above = [0] * rank, [0] * rank
+    below[dim], above[dim] = low, high
+    return below, above

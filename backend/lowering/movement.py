@@ -9,6 +9,7 @@ import torch
 
 from emutpu.backend.hlo import Number, Value
 from emutpu.backend.lowering._registry import Context, lowering
+from emutpu.backend.lowering.along import side_by_side
 
 __all__: list[str] = []
 
@@ -180,7 +181,7 @@ def _unfold_backward(cx: Context, grad: Value, sizes: Sequence[int], dim: int, s
     for first, offset in _rounds(size, step):
         # Offsets that lie a step or more apart never meet: they fill one another's gaps.
         part = grad.convert(compute).slice_dim(grad.ndim - 1, first, first + offset)
-        placed = _interleaved(cx, part, sizes, at, first, step)
+        placed = _interleaved(part, sizes, at, first, step)
         total = placed if total is None else total + placed
     return cx.builder.full(0, sizes, grad.dtype) if total is None else total.convert(grad.dtype)
 
@@ -189,19 +190,10 @@ def _rounds(size: int, step: int) -> list[tuple[int, int]]:
     return [(first, min(step, size - first)) for first in range(0, size, step)]
 
 
-def _interleaved(cx: Context, part: Value, sizes: Sequence[int], dim: int, start: int, step: int) -> Value:
+def _interleaved(part: Value, sizes: Sequence[int], dim: int, start: int, step: int) -> Value:
     """Windows' elements ``start … start + width`` (width at most ``step``) laid back side by side."""
-    windows, width = part.shape[dim], part.shape[-1]
     order = [*range(dim + 1), part.ndim - 1, *range(dim + 1, part.ndim - 1)]
-    beside = part.transpose(order).pad(*_margins(part.ndim, dim + 1, 0, step - width))
-    flat = beside.reshape((*beside.shape[:dim], windows * step, *beside.shape[dim + 2 :]))
-    return flat.pad(*_margins(flat.ndim, dim, start, sizes[dim] - start - windows * step))
-
-
-def _margins(rank: int, dim: int, low: int, high: int) -> tuple[list[int], list[int]]:
-    below, above = [0] * rank, [0] * rank
-    below[dim], above[dim] = low, high
-    return below, above
+    return side_by_side(part.transpose(order), dim, step, start, sizes[dim])
 
 
 # ----------------------------------------------------------------------------------------------- shuffles
