@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import sympy
@@ -20,7 +20,6 @@ __all__ = [
     "expression",
     "extent_of",
     "is_dynamic",
-    "same",
     "true_of",
 ]
 
@@ -35,11 +34,6 @@ def expression(extent: Any) -> sympy.Expr:
     return sympy.sympify(extent)
 
 
-def same(a: sympy.Expr, b: sympy.Expr) -> bool:
-    """Whether two expressions are equal for every size."""
-    return bool(a == b or sympy.expand(a - b) == 0)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Factor:
     """A prefix of ``true`` elements out of ``extent``. It is static where the two are one number."""
@@ -51,6 +45,18 @@ class Factor:
     def dynamic(self) -> bool:
         """Whether elements are padding for some size."""
         return bool(self.true.free_symbols)
+
+
+def _has_functions(expr: sympy.Basic) -> bool:
+    """Whether an expression is no polynomial: PyTorch's floor divisions, remainders, minima and maxima."""
+    return bool(expr.has(sympy.core.function.Application))
+
+
+def _allows(guard: sympy.Basic, symbol: sympy.Symbol, size: sympy.Integer) -> bool:
+    try:
+        return guard.xreplace({symbol: size}) is not sympy.false
+    except ZeroDivisionError:
+        return False
 
 
 # Factors, major first: flattening [2, s] gives 2 · s elements in two runs, each with its own padding.
@@ -86,15 +92,26 @@ def is_dynamic(dim: Dim) -> bool:
 
 
 class Bounds:
-    """The least and the greatest value of each symbol, by which expressions are bounded."""
+    """The least and the greatest value of each symbol, by which expressions are bounded.
 
-    def __init__(self, lower: Mapping[sympy.Symbol, int], upper: Mapping[sympy.Symbol, int]) -> None:
+    ``guards`` hold for every size that the graph is called with, though none of the bounds says so.
+    """
+
+    def __init__(
+        self,
+        lower: Mapping[sympy.Symbol, int],
+        upper: Mapping[sympy.Symbol, int],
+        guards: Iterable[sympy.Basic] = (),
+    ) -> None:
         self.lowest = dict(lower)
         self.highest = dict(upper)
         self._ranges: dict[sympy.Symbol, ValueRanges[sympy.Expr]] = {
             symbol: ValueRanges(sympy.Integer(lower[symbol]), sympy.Integer(upper[symbol])) for symbol in upper
         }
         self._found: dict[sympy.Expr, tuple[int, int]] = {}
+        self._settled: dict[sympy.Expr, sympy.Expr] = {}
+        self._guards = [guard for guard in guards if _has_functions(guard)]
+        self._sizes: dict[sympy.Symbol, list[sympy.Integer]] = {}
 
     def _both(self, expr: sympy.Expr) -> tuple[int, int]:
         found = self._found.get(expr)
@@ -111,16 +128,51 @@ class Bounds:
 
     def _tried(self, expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
         """The ends over every size of one symbol. Raises NotImplementedError where that finds none either."""
-        if len(expr.free_symbols) == 1:
-            (symbol,) = expr.free_symbols
-            sizes = range(self.lowest[symbol], self.highest[symbol] + 1)
-            try:
-                values = [expr.subs(symbol, size) for size in sizes] if len(sizes) <= _TRIED else []
-            except ZeroDivisionError:
-                values = []
-            if values and all(value.is_Rational for value in values):
-                return sympy.floor(min(values)), sympy.ceiling(max(values))
+        values = list(self._values(expr))
+        if values and all(value.is_Rational for value in values):
+            return sympy.floor(min(values)), sympy.ceiling(max(values))
         raise NotImplementedError(f"the extent {expr} has no bound")
+
+    def _values(self, expr: sympy.Expr) -> Iterator[sympy.Expr]:
+        """The value for each size of the only symbol, one by one; none where there are more symbols, or too many sizes."""
+        if len(expr.free_symbols) != 1 or not expr.free_symbols <= self._ranges.keys():
+            return
+        (symbol,) = expr.free_symbols
+        for size in self._sizes_of(symbol):
+            try:
+                yield expr.xreplace({symbol: size})
+            except ZeroDivisionError:
+                yield sympy.nan
+
+    def _sizes_of(self, symbol: sympy.Symbol) -> list[sympy.Integer]:
+        """The sizes within the bounds that the guards allow; none where they are too many to be tried."""
+        found = self._sizes.get(symbol)
+        if found is None:
+            sizes = range(self.lowest[symbol], self.highest[symbol] + 1)
+            given = map(sympy.Integer, sizes if len(sizes) <= _TRIED else ())
+            guards = [guard for guard in self._guards if guard.free_symbols == {symbol}]
+            found = [size for size in given if all(_allows(guard, symbol, size) for guard in guards)]
+            self._sizes[symbol] = found
+        return found
+
+    def settled(self, expr: sympy.Expr) -> sympy.Expr:
+        """The number that an expression is for every size, where it is one: ``(s + -s % 16) // 16`` up to a size of 16."""
+        if not (self._guards or _has_functions(expr)):
+            return expr  # a polynomial varies with its sizes
+        found = self._settled.get(expr)
+        if found is None:
+            values = self._values(expr)
+            first = next(values, sympy.nan)
+            constant = first.is_Integer and all(value == first for value in values)
+            found = self._settled[expr] = first if constant else expr
+        return found
+
+    def same(self, a: sympy.Expr, b: sympy.Expr) -> bool:
+        """Whether two expressions are equal for every size."""
+        if a == b:
+            return True
+        rest = sympy.expand(a - b)
+        return bool(rest == 0 or self.settled(rest) == 0)
 
     def upper(self, expr: sympy.Expr) -> int:
         """The greatest value of ``expr``. Raises NotImplementedError for a size that only the device knows."""
@@ -132,6 +184,7 @@ class Bounds:
 
     def prefix(self, expr: sympy.Expr) -> Dim:
         """A dimension of ``expr`` elements before its padding. Raises NotImplementedError for one without a bound."""
+        expr = self.settled(expr)
         extent = self.upper(expr)
         if extent >= UNBOUNDED:
             raise NotImplementedError(f"the extent {expr} has no bound")

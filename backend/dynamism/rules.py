@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from emutpu.backend.dynamism.extents import Bounds, Dim, expression, extent_of, is_dynamic, same, true_of
+from emutpu.backend.dynamism.extents import Bounds, Dim, expression, extent_of, is_dynamic, true_of
 from emutpu.backend.dynamism.writer import Padded, Writer
 
 __all__ = ["RULES", "Call", "Rule", "Symbolic", "Unsupported", "arguments_of", "rule"]
@@ -71,7 +71,7 @@ class Call:
     def shape(self, number: int | None = None) -> list[sympy.Expr]:
         """The promised true extents of the result, or of one of several."""
         value = self.promised if number is None else self.promised[number]
-        return [expression(extent) for extent in value.shape]
+        return [self.bounds.settled(expression(extent)) for extent in value.shape]
 
     def prefixes(self, number: int | None = None) -> tuple[Dim, ...]:
         """The promised shape with all padding at the ends."""
@@ -111,7 +111,7 @@ class Call:
         Raises AssertionError where the true extents are not those that were promised: a wrong rule.
         """
         shape = self.shape(number)
-        if len(shape) != len(dims) or not all(map(same, map(true_of, dims), shape)):
+        if len(shape) != len(dims) or not all(map(self.bounds.same, map(true_of, dims), shape)):
             raise AssertionError(f"{self.op}: the rule gives {dims}, {shape} was promised")
         for axis, dim in enumerate(dims):
             node = self.writer.fitted(node, axis, extent_of(dim))

@@ -80,13 +80,23 @@ def _diagonal(call: Call) -> Padded:
 
 @rule("unfold.default")
 def _unfold(call: Call) -> Padded:
+    """Windows that count read nothing else: those over padding are the last."""
     tensor: Padded = call["self"]
     axis = call.axis(call["dimension"], tensor)
-    call.refuse_along(tensor, [axis], "unfolds a dynamic dimension")
+    tensor = call.writer.prefixed(tensor, axis)
     found = call.prefixes()
-    assert not is_dynamic(found[-1])
     dims = [*tensor.dims[:axis], found[axis], *tensor.dims[axis + 1 :], found[-1]]
-    return call.give(call.emit(), dims)
+    return call.give(call.emit(self=tensor), dims)
+
+
+@rule("unfold_backward.default")
+def _unfold_backward(call: Call) -> Padded:
+    grad: Padded = call["grad_in"]
+    dims = list(call.prefixes())
+    axis = call["dim"] % len(dims)
+    grad = call.writer.masked(call.writer.prefixed(grad, axis), [axis], 0)
+    dims = [dim if at == axis else grad.dims[at] for at, dim in enumerate(dims)]
+    return call.give(call.emit(grad_in=grad, input_sizes=list(map(extent_of, dims))), dims)
 
 
 @rule("diagonal_backward.default")

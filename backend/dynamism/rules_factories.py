@@ -34,9 +34,22 @@ def _factory(call: Call) -> Padded:
     extents = [extent_of(dim) for dim in dims]
     value = call.get("fill_value")
     if isinstance(value, Symbolic):
-        scalar = call.writer.call(aten._to_copy.default, call.writer.size(value.expr), dtype=call.promised.dtype)
-        return call.give(call.writer.call(aten.expand.default, scalar, extents), dims)
+        return call.give(call.writer.call(aten.expand.default, _sized(call, value), extents), dims)
     return call.give(call.emit(size=extents), dims)
+
+
+@rule("full_like.default")
+def _full_like(call: Call) -> Padded:
+    value, tensor = call["fill_value"], call["self"]
+    if isinstance(value, Symbolic):
+        extents = [extent_of(dim) for dim in tensor.dims]
+        return call.give(call.writer.call(aten.expand.default, _sized(call, value), extents), tensor.dims)
+    return call.give(call.emit(), tensor.dims)
+
+
+def _sized(call: Call, value: Symbolic) -> Any:
+    """A number that depends on a size, as 0-d tensor of the result's type."""
+    return call.writer.call(aten._to_copy.default, call.writer.size(value.expr), dtype=call.promised.dtype)
 
 
 @rule("new_empty_strided.default", "empty_strided.default")
@@ -51,8 +64,7 @@ def _strided(call: Call) -> Padded:
 def _scalar(call: Call) -> Padded:
     value = call["s"]
     assert isinstance(value, Symbolic)
-    node = call.writer.call(aten._to_copy.default, call.writer.size(value.expr), dtype=call.promised.dtype)
-    return call.give(node, ())
+    return call.give(_sized(call, value), ())
 
 
 @rule("arange.default", "arange.start", "arange.start_step")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from emutpu.backend.dynamism.extents import Dim, canonical, is_dynamic, true_of
+from emutpu.backend.dynamism.extents import Dim, canonical, extent_of, is_dynamic, true_of
 from emutpu.backend.dynamism.rules import Call, Unsupported, rule
 from emutpu.backend.dynamism.rules_pointwise import aligned
 from emutpu.backend.dynamism.writer import Padded, Writer
@@ -180,8 +180,6 @@ def _index_put(call: Call) -> Padded:
 
 
 def _extents(dims: Sequence[Dim]) -> list[int]:
-    from emutpu.backend.dynamism.extents import extent_of
-
     return [extent_of(dim) for dim in dims]
 
 
@@ -196,3 +194,26 @@ def _index_add(call: Call) -> Padded:
             raise Unsupported("a source whose padding lies otherwise")
     node = call.emit(self=tensor_like, index=writer.clean(index), source=writer.masked(source, [axis], 0))
     return call.give(node, tensor.dims)
+
+
+@rule("masked_scatter.default")
+def _masked_scatter(call: Call) -> Padded:
+    """Elements of ``source`` one after the other: padding takes none."""
+    rank = len(call["self"].dims)
+    (tensor, mask), dims = aligned(call, [call["self"], call["mask"]], rank)
+    source: Padded = call["source"]
+    if any(is_dynamic(dim) for dim in source.dims[1:]):
+        raise Unsupported("a source with padding between its elements")
+    whole = Padded(call.writer.call(aten.expand.default, mask, _extents(dims)), dims)
+    return call.give(call.emit(self=tensor, mask=call.writer.clean(whole, False), source=source), dims)
+
+
+@rule("masked_scatter_backward.default")
+def _masked_scatter_backward(call: Call) -> Padded:
+    """The elements of the gradient that were taken, one after the other. Behind them lies what a source had too much."""
+    (grad, mask), dims = aligned(call, [call["grad_output"], call["mask"]], len(call["grad_output"].dims))
+    found = call.prefixes()
+    if any(map(is_dynamic, found[1:])):
+        raise Unsupported("a source with padding between its elements")
+    whole = Padded(call.writer.call(aten.expand.default, mask, _extents(dims)), dims)
+    return call.give(call.emit(grad_output=grad, mask=call.writer.clean(whole, False), sizes=_extents(found)), found)

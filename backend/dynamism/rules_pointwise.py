@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from emutpu.backend.dynamism.extents import Dim, canonical, is_dynamic, true_of
+from emutpu.backend.dynamism.extents import Dim, canonical, extent_of, is_dynamic, true_of
 from emutpu.backend.dynamism.rules import Call, Symbolic, Unsupported, rule
 from emutpu.backend.dynamism.writer import Padded
 
@@ -40,7 +40,6 @@ _UNTAGGED = (
     "logit_backward.default",
     "zeros_like.default",
     "ones_like.default",
-    "full_like.default",
     "empty_like.default",
     "rand_like.default",
     "randn_like.default",
@@ -57,6 +56,8 @@ _UNTAGGED = (
     "where.Scalar",
     "_conj.default",
     "conj_physical.default",
+    "complex.default",
+    "polar.default",
     "frexp.Tensor",
     "isin.Tensor_Scalar",
     "bitwise_not.default",
@@ -85,6 +86,10 @@ def aligned(call: Call, tensors: Sequence[Padded], rank: int) -> tuple[list[Padd
         if len({found[n].dims[d] for n, d in long}) > 1:
             for n, d in long:
                 found[n] = call.writer.prefixed(found[n], d)
+            # Expressions of one extent may have bounds of their own: (s + 3) // 4 and s - 3 * s // 4.
+            common = min((found[n].dims[d] for n, d in long), key=extent_of)
+            for n, d in long:
+                found[n] = call.writer.bounded(found[n], d, common)
         dims.append(found[long[0][0]].dims[long[0][1]] if long else canonical([]))
     return found, tuple(dims)
 

@@ -8,8 +8,8 @@ from typing import Any
 import sympy
 import torch
 
-from emutpu.backend.dynamism.extents import Dim, canonical, is_dynamic, true_of
-from emutpu.backend.dynamism.rules import Call, Unsupported, rule
+from emutpu.backend.dynamism.extents import Dim, canonical, extent_of, is_dynamic, true_of
+from emutpu.backend.dynamism.rules import Call, Symbolic, Unsupported, rule
 from emutpu.backend.dynamism.writer import Padded, greatest, least
 
 __all__: list[str] = []
@@ -205,18 +205,17 @@ def _sort(call: Call) -> Any:
 
 @rule("topk.default")
 def _topk(call: Call) -> list[Any]:
+    """As many as the greatest k; those beyond a smaller one are padding."""
     tensor, k = call["self"], call["k"]
     writer, axis, descending = call.writer, call.axis(call["dim"], tensor), bool(call["largest"])
-    if not isinstance(k, int):
-        raise Unsupported("a k that depends on a size")
-    if not is_dynamic(tensor.dims[axis]):
-        dims = [*tensor.dims[:axis], call.prefixes(0)[axis], *tensor.dims[axis + 1 :]]
-        return call.several(call.emit(), [dims] * 2)
     tensor = writer.prefixed(tensor, axis)
+    most = min(call.bounds.upper(k.expr), extent_of(tensor.dims[axis])) if isinstance(k, Symbolic) else k
+    dims = [*tensor.dims[:axis], call.prefixes(0)[axis], *tensor.dims[axis + 1 :]]
+    if not is_dynamic(tensor.dims[axis]):
+        return call.several(call.emit(k=most, sorted=True), [dims] * 2)
     masked = writer.masked(tensor, [axis], _last(tensor.dtype, descending=descending))
     node = writer.call(aten.sort.stable, masked, stable=True, dim=axis, descending=descending)
-    dims = [*tensor.dims[:axis], call.prefixes(0)[axis], *tensor.dims[axis + 1 :]]
-    parts = [writer.call(aten.slice.Tensor, writer.item(node, number), axis, 0, k) for number in (0, 1)]
+    parts = [writer.call(aten.slice.Tensor, writer.item(node, number), axis, 0, most) for number in (0, 1)]
     return [call.give(part, dims, number) for number, part in enumerate(parts)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 import torch
 
-from emutpu.backend.dynamism.extents import Dim, Factor, canonical, extent_of, is_dynamic, same, true_of
+from emutpu.backend.dynamism.extents import Dim, Factor, canonical, extent_of, is_dynamic, true_of
 from emutpu.backend.dynamism.rules import Call, Symbolic, Unsupported, rule
 from emutpu.backend.dynamism.writer import Padded, Writer
 
@@ -46,7 +46,7 @@ def _regrouped(factors: list[Factor], shape: Sequence[sympy.Expr]) -> list[Dim] 
     for extent in shape:
         own: list[Factor] = []
         need = extent
-        while not same(need, sympy.Integer(1)):
+        while need != 1:
             if not left:
                 return None
             factor = left.pop(0)
@@ -100,6 +100,13 @@ def _squeeze(call: Call) -> Padded:
     return call.give(node, [dim for axis, dim in enumerate(tensor.dims) if axis not in gone])
 
 
+@rule("view_as_real.default", "view_as_complex.default")
+def _view_of_pairs(call: Call) -> Padded:
+    """The last dimension, of two, is one number's parts."""
+    dims = call["self"].dims
+    return call.give(call.emit(), [*dims, call.prefixes()[-1]] if call.op is aten.view_as_real.default else dims[:-1])
+
+
 @rule("permute.default")
 def _permute(call: Call) -> Padded:
     tensor: Padded = call["self"]
@@ -124,7 +131,7 @@ def _expand(call: Call) -> Padded:
     dims: list[Dim] = []
     for axis, extent in enumerate(shape):
         own = tensor.dims[axis - new] if axis >= new else canonical([])
-        dims.append(own if same(true_of(own), extent) else call.bounds.prefix(extent))
+        dims.append(own if call.bounds.same(true_of(own), extent) else call.bounds.prefix(extent))
     return call.give(call.emit(size=list(map(extent_of, dims))), dims)
 
 
@@ -222,7 +229,7 @@ def _slice(call: Call) -> Padded:
         stop = call["end"] if isinstance(call["end"], int) else ends
         node = writer.call(aten.slice.Tensor, tensor, axis, start, stop, call["step"])
         return call.give(node, [*tensor.dims[:axis], wanted, *tensor.dims[axis + 1 :]])
-    if same(true_of(tensor.dims[axis]), true_of(wanted)):
+    if call.bounds.same(true_of(tensor.dims[axis]), true_of(wanted)):
         return call.give(tensor.node, tensor.dims)
     _refuse_steps(call)
     tensor = writer.prefixed(tensor, axis)
@@ -248,7 +255,7 @@ def _slice_backward(call: Call) -> Padded:
     writer, shape = call.writer, call.shape()
     axis = call["dim"] % len(shape)
     wanted = call.bounds.prefix(shape[axis])
-    if same(true_of(grad.dims[axis]), shape[axis]):
+    if call.bounds.same(true_of(grad.dims[axis]), shape[axis]):
         return call.give(grad.node, grad.dims)
     dims = [*grad.dims[:axis], wanted, *grad.dims[axis + 1 :]]
     if not is_dynamic(grad.dims[axis]) and not is_dynamic(wanted):

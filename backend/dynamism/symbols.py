@@ -53,7 +53,8 @@ class Symbols:
     def bounds(self, upper: Mapping[sympy.Symbol, int] | None = None) -> Bounds:
         """The bounds, some of them replaced."""
         highest = {symbol.symbol: symbol.upper for symbol in self.all} | dict(upper or {})
-        return Bounds({symbol.symbol: symbol.lower for symbol in self.all}, highest)
+        guards = [guard.expr for guard in self.environment.guards]
+        return Bounds({symbol.symbol: symbol.lower for symbol in self.all}, highest, guards)
 
     def check_guards(self) -> None:
         """Raise ConstraintViolationError where the bounds themselves are no sizes that the graph was traced for."""

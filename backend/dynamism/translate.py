@@ -138,7 +138,7 @@ class _Translator:
     def _input(self, position: int, node: fx.Node) -> Any:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymFloat):
-            return _symbolic(value)
+            return self._number(value)
         if not isinstance(value, torch.Tensor):
             made = self.writer.placeholder(node.name, value)
             self.taken[made] = (position, None)
@@ -166,6 +166,22 @@ class _Translator:
             self.storages[value.untyped_storage()._cdata] = position
         return Padded(made, dims)
 
+    def _number(self, value: Any) -> Any:
+        """A number: as it is where no size decides it."""
+        expr = self.bounds.settled(expression(value))
+        if expr.free_symbols:
+            return Symbolic(expr)
+        return float(expr) if isinstance(value, float | torch.SymFloat) else int(expr)
+
+    def _dynamic(self, given: Any, promised: Any) -> bool:
+        """Whether a size decides anything of a call."""
+        for leaf in pytree.tree_leaves(given, is_leaf=_leaf):
+            if isinstance(leaf, Symbolic) or (isinstance(leaf, Padded) and leaf.dynamic):
+                return True
+        tensors = [leaf for leaf in pytree.tree_leaves(promised) if isinstance(leaf, torch.Tensor)]
+        extents = [expression(extent) for tensor in tensors for extent in tensor.shape]
+        return any(self.bounds.settled(extent).free_symbols for extent in extents if not extent.is_number)
+
     # Ops -------------------------------------------------------------------------------------------------
 
     def _block(self, graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
@@ -192,7 +208,7 @@ class _Translator:
             source: Any = args[0]
             return source[args[1]]
         if isinstance(promised, torch.SymInt | torch.SymFloat | int | float) and not isinstance(promised, bool):
-            return _symbolic(promised)
+            return self._number(promised)
         if promised is None and _only_numbers(node):
             return None  # an assertion over sizes: the guards hold it
         if not self.within:
@@ -211,7 +227,7 @@ class _Translator:
         given = arguments_of(op, args, kwargs)
         if op is aten.copy_.default:
             return self._write(given)
-        if not _dynamic(list(given.values()), promised):
+        if not self._dynamic(list(given.values()), promised):
             return self._as_it_is(op, args, kwargs)
         call = Call(op, given, promised, self.writer)
         found = RULES.get(str(op)) or (pointwise if is_pointwise(op) else None)
@@ -225,7 +241,7 @@ class _Translator:
             return self._barrier(args)
         if isinstance(op, torch._ops.HigherOrderOperator) and op._name in _RANDOM_STATES:
             return self._drawn(op, list(args), kwargs, node)
-        if not _dynamic([args, kwargs], promised):
+        if not self._dynamic([args, kwargs], promised):
             return self._as_it_is(op, args, kwargs)
         if isinstance(op, torch._ops.HigherOrderOperator) and op._name == "scan":
             return scanned(self.writer, op, *args)
@@ -257,7 +273,7 @@ class _Translator:
             return writer.item(made, 1) if saves else made
 
         found = RULES.get(str(inner)) or (pointwise if is_pointwise(inner) else None)
-        if not _dynamic([args, kwargs], None):
+        if not self._dynamic([args, kwargs], None):
             result = self._wrapped(through(inner, *args, **kwargs))
         elif found is None:
             raise Unsupported(f"no rule for bounded dynamic dimensions of {inner}")
@@ -413,14 +429,6 @@ class _Translator:
         return Given(None, position, dims, dataclasses.replace(view, offset=offset))
 
 
-def _symbolic(value: Any) -> Any:
-    """A number: as it is where no size decides it."""
-    expr = expression(value)
-    if expr.free_symbols:
-        return Symbolic(expr)
-    return float(expr) if isinstance(value, float | torch.SymFloat) else int(expr)
-
-
 def _mutable(values: Any) -> Any:
     """Lists that a function may write, where a graph has its own that nobody may."""
     if isinstance(values, tuple):
@@ -461,17 +469,6 @@ def _plain(value: Any) -> Any:
 
 def _only_numbers(node: fx.Node) -> bool:
     return not any(isinstance(given.meta.get("val"), torch.Tensor) for given in node.all_input_nodes)
-
-
-def _dynamic(given: Any, promised: Any) -> bool:
-    """Whether a size decides anything of a call."""
-    for leaf in pytree.tree_leaves(given, is_leaf=_leaf):
-        if isinstance(leaf, Symbolic) or (isinstance(leaf, Padded) and leaf.dynamic):
-            return True
-    for leaf in pytree.tree_leaves(promised):
-        if isinstance(leaf, torch.Tensor) and any(isinstance(extent, torch.SymInt) for extent in leaf.shape):
-            return True
-    return False
 
 
 def _line(node: fx.Node) -> str:

@@ -226,6 +226,11 @@ class Writer:
         (index,) = [self.linear([wanted], dim)]
         return self.taken(tensor, axis, index, wanted)
 
+    def bounded(self, tensor: Padded, axis: int, dim: Dim) -> Padded:
+        """A tensor whose axis has its padding at its end, with ``dim`` instead: a prefix of as many elements that count."""
+        node = self.fitted(tensor.node, axis, extent_of(dim))
+        return Padded(node, (*tensor.dims[:axis], dim, *tensor.dims[axis + 1 :]))
+
     def linear(self, wanted: Sequence[Dim], given: Dim) -> fx.Node:
         """For each element of prefixes ``wanted``, in row-major order, its place among elements that lie as ``given``."""
         return self.once(("linear", tuple(wanted), given), lambda: self._linear(wanted, given))

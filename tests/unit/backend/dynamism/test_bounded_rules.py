@@ -43,6 +43,11 @@ def _ends(experts: torch.Tensor, count: int) -> torch.Tensor:
     return torch.histc(experts.float(), count, min=0, max=count - 1).cumsum(0, dtype=torch.int32)
 
 
+def _filled(x: torch.Tensor, chosen: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """``x`` with elements of ``source``, in their order, where another tensor is positive."""
+    return (x * 2).masked_scatter(chosen > 0, source) * 3
+
+
 X = floats(3, None)
 Y = floats(2, None, 4)
 SQUARE = floats(2, None, None)
@@ -133,6 +138,10 @@ SMOOTH: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | N
     "adaptive pooling": (lambda x: (F.adaptive_avg_pool1d(x + 1, 1), F.adaptive_avg_pool2d(x * 1, (4, 3)), F.adaptive_max_pool1d(x - 9, 1), F.adaptive_max_pool2d(x - 9, (4, 3))), floats(2, 6, None), [2]),
     "resampling": (lambda x: (F.interpolate(x * 1, scale_factor=2, mode="bilinear"), F.interpolate(x * 1, scale_factor=2), F.pad(x * 1, (1, 1, 1, 1), mode="reflect")), floats(None, 2, 4, 4), [0]),
     "windows": (lambda x: ((x * 1).unfold(2, 2, 2) * 2, (x * 1).diagonal(0, 2, 3) * 2, F.unfold(x * 1, 2)), floats(None, 2, 4, 4), [0]),
+    "windows along it": (lambda x: ((x * 1).unfold(1, 2, 1) * 2, x.exp().unfold(1, 2, 3).sum(2)), X, [1]),
+    "complex": (lambda x: torch.view_as_real(torch.view_as_complex(x.exp()) * torch.polar(x[..., 0], x[..., 1])), floats(2, None, 2), [1]),
+    "elements for places": (_filled, both(X, floats(3, None), floats(36)), [1, 1, None]),
+    "elements from it": (lambda x, m, y: _filled(x, m, y.exp()), both(floats(None, 2), floats(None, 1), floats(None, 3)), [0, 0, 0]),
     "arange": (lambda x: (x * torch.arange(x.shape[1], device=x.device), torch.arange(1, 2 * x.shape[1], 2, device=x.device).float()), X, [1]),
     "factories": (lambda x: (torch.zeros(x.shape[1], 2, device=x.device), torch.full_like(x, 2.0).sum(), x.new_ones(x.shape[1]).sum() * x.sum()), X, [1]),
 }  # fmt: skip
@@ -140,8 +149,11 @@ SMOOTH: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | N
 WHOLE: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | None]]] = {
     "places": (lambda x: (x.argmax(1), (x + 9).argmin(1), x.argmax(), (x - 9).max(1)[1], x.argmax(0)), X, [1]),
     "order": (lambda x: (x.argsort(dim=1, stable=True), (x - 9).sort(1, descending=True)[1], (x + 9).topk(2, 1)[1]), X, [1]),
+    "as many as the size says": (lambda x: ((x + 9).topk(x.shape[1], 1), (x - 9).topk(x.shape[1] - 1, 1, largest=False)), X, [1]),
+    "as many of others": (lambda x, y: (y + 9).topk(x.shape[1] - 1, 1), both(X, floats(3, 12)), [1, None]),
     "search": (lambda x, v: (torch.searchsorted(x.sort(1)[0], v), torch.searchsorted(x.sort(1)[0], v * 0 + 99, right=True, out_int32=True)), both(X, floats(3, 4)), [1, None]),
     "places of extremes": (lambda x: (F.max_pool2d(x, 3, 2, 1, return_indices=True), F.adaptive_max_pool2d(x * 1, (2, 3), return_indices=True)), floats(2, 6, None), [2]),
+    "filled with it": (lambda x: (torch.full_like(x, x.shape[1]), x.new_full((2,), x.shape[1] + 1)), X, [1]),
     "histogram": (lambda x, i: (torch.histc(x, 5, min=-1, max=1), torch.histc(i.float(), 4, min=0, max=3)), both(X, integers(4, 3, None)), [1, 1]),
     "whether any": (lambda x: ((x > -9).all(), (x > 9).any(1), (x > 0).sum(1), x.count_nonzero()), X, [1]),
     "integers": (lambda i: (i.sum(1), i.amax(1), (i - 20).amax(1), i.amin(), i.cumsum(1), i.sort(1)[0], i.prod(1)), integers(5, 3, None), [1]),
@@ -153,8 +165,17 @@ WHOLE: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | No
 }  # fmt: skip
 
 # PyTorch assumes of a dimension that its extent is not 1: some functions ask that of `size - 1` too.
-LEAST = {"prod": 3, "slice": 3} | dict.fromkeys(
-    ("parts", "averages along it", "extremes along it", "volumes along it", "adaptive pooling", "places of extremes"), 5
+LEAST = {"prod": 3, "slice": 3, "as many as the size says": 3, "as many of others": 3} | dict.fromkeys(
+    (
+        "windows along it",
+        "parts",
+        "averages along it",
+        "extremes along it",
+        "volumes along it",
+        "adaptive pooling",
+        "places of extremes",
+    ),
+    5,
 )
 
 
