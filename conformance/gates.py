@@ -50,6 +50,7 @@ __all__ = [
     "error_of_all",
     "examine",
     "filed",
+    "found_here_too",
     "gradients_of",
     "highest",
     "relative_error",
@@ -154,7 +155,8 @@ def examine(program: Program, mode: str, *, fallbacks: Callable[[], int]) -> Rep
     try:
         _examine(program, report, fallbacks)
     except Exception as error:  # noqa: BLE001  # whatever a program raises is the finding
-        filed(report, _found_here_too(program, error) if report.stage in _COMPILING and mode == "compile" else error)
+        compiling = report.stage in _COMPILING and mode == "compile"
+        filed(report, found_here_too(error, functools.partial(_compiled_here, program)) if compiling else error)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -445,13 +447,13 @@ def _nudged(program: Program) -> Iterator[_Answer]:
         yield _answer(built, built.model, nullcontext)
 
 
-def _found_here_too(program: Program, error: Exception) -> Exception:
-    """``error``, or _Unfit where PyTorch's own compilation raises one of the same kind for the program on the CPU."""
+def found_here_too(error: Exception, here: Callable[[], object]) -> Exception:
+    """``error``, or what files as a corpus bug where ``here``, which compiles on the CPU, raises one of the same kind."""
     try:
-        _compiled_here(program)
-    except Exception as here:  # noqa: BLE001  # of any kind: it is compared with the device's
-        if _told(here) == _told(error):
-            return _Unfit(f"with torch.compile it fails on the CPU too: {': '.join(_told(here))}")
+        here()
+    except Exception as own:  # noqa: BLE001  # of any kind: it is compared with the device's
+        if _told(own) == _told(error):
+            return _Unfit(f"with torch.compile it fails on the CPU too: {': '.join(_told(own))}")
     return error
 
 

@@ -1,5 +1,7 @@
 """The bounded-dynamism tier passes what has one executable for all lengths, and nothing else."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -33,7 +35,7 @@ def examine(monkeypatch, model, counts=(0, 1)):
         if model is None:
             raise NoRecipe("nobody wrote one")
         tokens = torch.randint(0, 32, (2, LENGTH), generator=torch.Generator().manual_seed(0))
-        return Built(model, {"input_ids": tokens, "use_cache": False}, {})
+        return Built(copy.deepcopy(model), {"input_ids": tokens, "use_cache": False}, {})
 
     monkeypatch.setitem(building._BUILDERS, "toy", build)
     told = iter(counts)
@@ -67,6 +69,13 @@ def test_refused_dynamism_is_told(monkeypatch):
     report = examine(monkeypatch, Words(lambda y: torch.fft.fft(y, dim=1).real))
     assert report.outcome in {Outcome.CRASH, Outcome.UNSUPPORTED}
     assert "dynamic shapes" in report.error
+
+
+def test_what_pytorch_refuses_everywhere(monkeypatch):
+    """A model that is written for one length has no bounded graph on the CPU either."""
+    report = examine(monkeypatch, Words(lambda y: torch.stack([y[:, n] for n in range(y.shape[1])])))
+    assert report.outcome == Outcome.CORPUS
+    assert "fails on the CPU too: ConstraintViolationError" in report.error
 
 
 def test_what_the_cpu_cannot_is_no_finding(monkeypatch):
