@@ -212,6 +212,8 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
         "video_token_id": VOCABULARY - 2,
         "audio_token_id": VOCABULARY - 1,
     },
+    # By default one expert, of which nothing has to be chosen; those that were published have 64.
+    "HunYuanMoEV1Config": {"num_experts": 4, "moe_topk": 2},
     "NeuCodecConfig": {"quantization_dim": 2 * WIDTH},
     "NemotronConfig": {"num_key_value_heads": 2, "head_dim": HEAD_DIM},
     "LayoutLMv3Config": {"coordinate_size": 12, "shape_size": 8, "input_size": 64},

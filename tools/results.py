@@ -2,7 +2,7 @@
 
     python -m tools.results reports/conformance/run-3.jsonl >docs/results/full-defer.jsonl
     emutpu conformance compare docs/results/full-defer.jsonl 4
-    emutpu conformance report docs/results/full-compile-*.jsonl
+    emutpu conformance report docs/results/full-*.jsonl
 
 Each line has what :mod:`emutpu.conformance` says of one program, without its ops, tracebacks and modelled time.
 """

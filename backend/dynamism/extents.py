@@ -25,6 +25,7 @@ __all__ = [
 
 UNBOUNDED = 1 << 40  # at least so great is the "bound" of a size that has none
 _TRIED = 4096  # sizes that are tried one by one
+_GUARDED = 256  # and those that every guard is asked about: a graph may have hundreds
 
 
 def expression(extent: Any) -> sympy.Expr:
@@ -150,7 +151,8 @@ class Bounds:
         if found is None:
             sizes = range(self.lowest[symbol], self.highest[symbol] + 1)
             given = map(sympy.Integer, sizes if len(sizes) <= _TRIED else ())
-            guards = [guard for guard in self._guards if guard.free_symbols == {symbol}]
+            asked = self._guards if len(sizes) <= _GUARDED else ()
+            guards = [guard for guard in asked if guard.free_symbols == {symbol}]
             found = [size for size in given if all(_allows(guard, symbol, size) for guard in guards)]
             self._sizes[symbol] = found
         return found

@@ -67,10 +67,11 @@ def test_programs_with_one_fingerprint_are_alike():
 
 
 def test_an_expected_failure_says_why():
-    """A program without a working recipe is known by its outcome and cause, and has no fingerprint."""
+    """A program without a working recipe is known by its outcome and cause, and has no fingerprint; every other has one."""
     failing = [program for program in manifest.programs().values() if program.expected != "pass"]
     assert all(re.match(r"(corpus bug|not run|crash|timeout): .", program.expected) for program in failing)
     assert all(program.fingerprint is None for program in failing)
+    assert all(program.fingerprint for program in manifest.programs().values() if program.expected == "pass")
 
 
 def test_unknown_suite():

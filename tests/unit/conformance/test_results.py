@@ -40,10 +40,10 @@ def test_trimmed():
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_the_kept_runs_hold_the_bounds(path):
-    """Each program once and of the manifest; 99 % of the attempted pass tier 1, and of their representatives tier 2."""
+    """Nearly every program of the manifest, each once; 99 % of the attempted pass tier 1, and of their representatives tier 2."""
     answers = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     names = [answer["program"] for answer in answers]
-    assert len(set(names)) == len(names) > 300
+    assert len(set(names)) == len(names) > 0.95 * len(programs())
     assert set(names) <= programs().keys()
     attempted = [answer for answer in answers if answer["outcome"] not in {"not run", "corpus bug"}]
     first = [answer.get("tier1", False) for answer in attempted]
