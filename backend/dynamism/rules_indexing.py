@@ -199,21 +199,30 @@ def _index_add(call: Call) -> Padded:
 @rule("masked_scatter.default")
 def _masked_scatter(call: Call) -> Padded:
     """Elements of ``source`` one after the other: padding takes none."""
-    rank = len(call["self"].dims)
-    (tensor, mask), dims = aligned(call, [call["self"], call["mask"]], rank)
+    (tensor, mask), dims = _chosen(call, call["self"])
     source: Padded = call["source"]
-    if any(is_dynamic(dim) for dim in source.dims[1:]):
-        raise Unsupported("a source with padding between its elements")
-    whole = Padded(call.writer.call(aten.expand.default, mask, _extents(dims)), dims)
-    return call.give(call.emit(self=tensor, mask=call.writer.clean(whole, False), source=source), dims)
+    _refuse_gaps(source.dims)
+    source = call.writer.prefixed(source, 0) if source.dims else source
+    return call.give(call.emit(self=tensor, mask=mask, source=source), dims)
 
 
 @rule("masked_scatter_backward.default")
 def _masked_scatter_backward(call: Call) -> Padded:
     """The elements of the gradient that were taken, one after the other. Behind them lies what a source had too much."""
-    (grad, mask), dims = aligned(call, [call["grad_output"], call["mask"]], len(call["grad_output"].dims))
+    (grad, mask), _ = _chosen(call, call["grad_output"])
     found = call.prefixes()
-    if any(map(is_dynamic, found[1:])):
-        raise Unsupported("a source with padding between its elements")
+    _refuse_gaps(found)
+    return call.give(call.emit(grad_output=grad, mask=mask, sizes=_extents(found)), found)
+
+
+def _chosen(call: Call, tensor: Padded) -> tuple[tuple[Padded, Padded], tuple[Dim, ...]]:
+    """A tensor and the call's mask, which chooses no padding, and the dimensions that they share."""
+    rank = max(len(tensor.dims), len(call["mask"].dims))
+    (tensor, mask), dims = aligned(call, [tensor, call["mask"]], rank)
     whole = Padded(call.writer.call(aten.expand.default, mask, _extents(dims)), dims)
-    return call.give(call.emit(grad_output=grad, mask=call.writer.clean(whole, False), sizes=_extents(found)), found)
+    return (tensor, call.writer.clean(whole, False)), dims
+
+
+def _refuse_gaps(dims: Sequence[Dim]) -> None:
+    if any(map(is_dynamic, dims[1:])):
+        raise Unsupported("a source with padding between its elements")

@@ -141,6 +141,7 @@ SMOOTH: dict[str, tuple[Callable[..., Any], Make, list[int | tuple[int, ...] | N
     "windows along it": (lambda x: ((x * 1).unfold(1, 2, 1) * 2, x.exp().unfold(1, 2, 3).sum(2)), X, [1]),
     "complex": (lambda x: torch.view_as_real(torch.view_as_complex(x.exp()) * torch.polar(x[..., 0], x[..., 1])), floats(2, None, 2), [1]),
     "elements for places": (_filled, both(X, floats(3, None), floats(36)), [1, 1, None]),
+    "elements from runs": (lambda x, m, y: _filled(x, m, y.exp().reshape(-1)), both(floats(2, None), floats(2, None), floats(2, None)), [1, 1, 1]),
     "elements from it": (lambda x, m, y: _filled(x, m, y.exp()), both(floats(None, 2), floats(None, 1), floats(None, 3)), [0, 0, 0]),
     "arange": (lambda x: (x * torch.arange(x.shape[1], device=x.device), torch.arange(1, 2 * x.shape[1], 2, device=x.device).float()), X, [1]),
     "factories": (lambda x: (torch.zeros(x.shape[1], 2, device=x.device), torch.full_like(x, 2.0).sum(), x.new_ones(x.shape[1]).sum() * x.sum()), X, [1]),
