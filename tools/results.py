@@ -4,7 +4,8 @@
     emutpu conformance compare docs/results/full-defer.jsonl 4
     emutpu conformance report docs/results/full-*.jsonl
 
-Each line has what :mod:`emutpu.conformance` says of one program, without its ops, tracebacks and modelled time.
+Each line has what :mod:`emutpu.conformance` says of one program, without tracebacks and modelled time, and of its ops those
+alone that stand in the way of a prediction for the chip.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from emutpu.conformance.prediction import data_dependent, missing_kernels
 
 __all__ = ["main", "trimmed"]
 
@@ -31,6 +34,7 @@ _KEPT = (
     "trained",
     "tokens_equal",
     "ill_conditioned",
+    "fingerprint",
 )
 _MEASURED = ("logit_error", "gradient_error", "seconds", "processor_seconds")
 _LONGEST = 200
@@ -45,6 +49,8 @@ def trimmed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         kept = {name: answer[name] for name in _KEPT if answer.get(name) not in (None, [], "")}
         if "error" in kept:
             kept["error"] = kept["error"].splitlines()[0][:_LONGEST]
+        ops = {op: count for op, count in answer["ops"].items() if missing_kernels([op]) or data_dependent([op])}
+        kept |= {"ops": ops} if ops else {}
         kept |= {name: float(f"{answer[name]:.2g}") for name in _MEASURED if answer.get(name)}
         yield kept
 

@@ -19,13 +19,14 @@ ANSWER = {
     "logit_error": 1.23456e-6,
     "gradient_error": None,
     "seconds": 1.26,
-    "ops": {"aten.add.Tensor": 3},
+    "fingerprint": "0123",
+    "ops": {"aten.add.Tensor": 3, "aten.nonzero.default": 2},
     "traceback": ["a", "b"],
 }
 
 
 def test_trimmed():
-    """The first line of an error, values to two digits, nothing that is empty, no ops; the last answer of two."""
+    """The first line of an error, values to two digits, nothing that is empty, ops that a prediction asks for; the last answer of two."""
     (kept,) = results.trimmed([json.dumps(ANSWER | {"outcome": "pass"}), json.dumps(ANSWER)])
     assert kept == {
         "program": "timm/vit",
@@ -33,6 +34,8 @@ def test_trimmed():
         "outcome": "crash",
         "error": "ValueError: no",
         "tier1": False,
+        "fingerprint": "0123",
+        "ops": {"aten.nonzero.default": 2},
         "logit_error": 1.2e-6,
         "seconds": 1.3,
     }
