@@ -28,8 +28,8 @@ class Words(nn.Module):
         return self.after(self.head(self.table(input_ids).cumsum(1)))
 
 
-def examine(monkeypatch, model, counts=(0, 1)):
-    """The report of a toy; ``counts`` are the executables before and after."""
+def examine(monkeypatch, model, counts=(0, 1, 1)):
+    """The report of a toy; ``counts`` are the executables before, with the first graph, and after."""
 
     def build(program):
         if model is None:
@@ -52,9 +52,15 @@ def test_one_executable_for_all_lengths(monkeypatch):
 
 def test_too_many_executables(monkeypatch):
     """One for each length is what the bound should spare."""
-    report = examine(monkeypatch, Words(), (0, len(bounded.LENGTHS)))
+    report = examine(monkeypatch, Words(), (0, 1, len(bounded.LENGTHS)))
     assert (report.outcome, report.tier1, report.tier2) == (Outcome.MISMATCH, True, False)
     assert "4 lengths took 4 executables" in report.error
+
+
+def test_constants_of_the_trace_are_no_executables_of_the_lengths(monkeypatch):
+    """``torch.tensor`` in a forward is launched by PyTorch while it traces."""
+    report = examine(monkeypatch, Words(), (5, 8, 8))
+    assert (report.outcome, report.executables) == (Outcome.PASS, 1)
 
 
 def test_a_wrong_answer(monkeypatch):
