@@ -77,7 +77,7 @@ def _examine(program: Program, report: Report, fallbacks: Callable[[], int], lau
             """Nor are those of constants, which PyTorch makes on the device while it traces the first graph."""
             first.append(launched() - 1)
 
-        options = {"bucket_size": _MOST, "debug_callback": compiles}
+        options: dict[str, Any] = {"bucket_size": _MOST, "debug_callback": compiles}
         compiled = torch.compile(model, backend=DEVICE, options=options)
         actual = {length: _answers(compiled, given[length]) for length in LENGTHS}
     report.executables = launched() - (first or [made])[0]
