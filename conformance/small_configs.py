@@ -100,7 +100,8 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "VisionTextDualEncoderConfig": {"vision_config": Inner(pooler_output_size=WIDTH)},
     # What is quantised is what sounds like and what is said, beside each other.
     "XcodecConfig": {"codebook_dim": 2 * WIDTH},
-    "Xcodec2Config": {"quantization_dim": 2 * WIDTH},
+    # Channels double at each of five strides.
+    "Xcodec2Config": {"quantization_dim": 2 * WIDTH, "encoder_hidden_size": 8},
     "XmodConfig": {"default_language": "en_XX"},
     "DeepseekV2Config": {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH},
     "Lfm2Config": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
@@ -214,7 +215,7 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     },
     # By default one expert, of which nothing has to be chosen; those that were published have 64.
     "HunYuanMoEV1Config": {"num_experts": 4, "moe_topk": 2},
-    "NeuCodecConfig": {"quantization_dim": 2 * WIDTH},
+    "NeuCodecConfig": {"quantization_dim": 2 * WIDTH, "encoder_hidden_size": 8},
     "NemotronConfig": {"num_key_value_heads": 2, "head_dim": HEAD_DIM},
     "LayoutLMv3Config": {"coordinate_size": 12, "shape_size": 8, "input_size": 64},
     "LiltConfig": {"hidden_size": 96},
