@@ -49,7 +49,8 @@ def trimmed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         kept = {name: answer[name] for name in _KEPT if answer.get(name) not in (None, [], "")}
         if "error" in kept:
             kept["error"] = kept["error"].splitlines()[0][:_LONGEST]
-        ops = {op: count for op, count in answer["ops"].items() if missing_kernels([op]) or data_dependent([op])}
+        given = answer.get("ops", {})  # a worker that died names none
+        ops = {op: count for op, count in given.items() if missing_kernels([op]) or data_dependent([op])}
         kept |= {"ops": ops} if ops else {}
         kept |= {name: float(f"{answer[name]:.2g}") for name in _MEASURED if answer.get(name)}
         yield kept

@@ -41,6 +41,14 @@ def test_trimmed():
     }
 
 
+def test_trimmed_again():
+    """What was kept can be given again, and a worker that died named no ops."""
+    (kept,) = results.trimmed([json.dumps(ANSWER)])
+    assert list(results.trimmed([json.dumps(kept)])) == [kept]
+    (died,) = results.trimmed([json.dumps({"program": "timm/vit", "mode": "defer", "outcome": "crash"})])
+    assert "ops" not in died
+
+
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_the_kept_runs_hold_the_bounds(path):
     """Nearly every program of the manifest, each once; 99 % of the attempted pass tier 1, and of their representatives tier 2."""
