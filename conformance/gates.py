@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_map
 from emutpu.conformance.building import Built, NoRecipe, build, loss_of, results_of
 from emutpu.conformance.fingerprints import fingerprint
 from emutpu.conformance.manifest import Program
+from emutpu.conformance.noise import Noise, recall
 from emutpu.conformance.tiers import LIMITS
 
 __all__ = [
@@ -165,13 +166,12 @@ def _examine(program: Program, report: Report, fallbacks: Callable[[], int]) -> 
     report.stage = "cpu"
     built = build(program)
     model = copy.deepcopy(built.model)  # before training moves running statistics
-    wide = copy.deepcopy(model) if report.mode == _MEASURED and program.representative else None
     known = None if report.mode == CPU_ONLY else program.fingerprint
     report.fingerprint = known or fingerprint(built.model, built.inputs)
     expected = _answer(built, built.model, nullcontext)
     _refuse_what_cannot_differ(expected)
-    exact = _measured_noise(built, wide, expected, report) if wide is not None else None
-    del wide
+    measured = report.mode == _MEASURED and program.representative
+    exact = _measured_noise(built, model, expected, report) if measured else None
     if built.perplexity is not None:
         report.cpu_perplexity = built.perplexity(built.model, _same)
     if report.mode == CPU_ONLY:
@@ -500,15 +500,23 @@ def _double(model: nn.Module) -> nn.Module:
 
 
 def _measured_noise(built: Built, model: nn.Module, expected: _Answer, report: Report) -> _Answer | None:
-    """The answer in float64, and in the report how far the CPU's float32 is from it."""
-    try:
-        exact = _answer(built, _double(model), nullcontext, _widened)
-    except Exception as error:  # noqa: BLE001  # kept: not every model runs in float64, and that is no finding about a device
-        report.noise_error = _short(error)
-        return None
-    report.logit_noise = _worst(_widened(expected.results), _widened(exact.results))
-    if expected.gradients and expected.gradients.keys() == exact.gradients.keys():
-        report.gradient_noise = _gradient_error(expected, exact)
+    """Put into the report how far the CPU's float32 is from float64; gives the answer in float64 where it was made for that."""
+    exact: _Answer | None = None
+
+    def measure() -> Noise:
+        nonlocal exact
+        try:
+            exact = _answer(built, _double(copy.deepcopy(model)), nullcontext, _widened)
+        except Exception as error:  # noqa: BLE001  # kept: not every model runs in float64, and that is no finding about a device
+            return Noise(error=_short(error))
+        comparable = expected.gradients and expected.gradients.keys() == exact.gradients.keys()
+        return Noise(
+            _worst(_widened(expected.results), _widened(exact.results)),
+            _gradient_error(expected, exact) if comparable else None,
+        )
+
+    noise = recall(report.program, [*expected.results, *expected.gradients.values()], measure)
+    report.logit_noise, report.gradient_noise, report.noise_error = noise.logits, noise.gradients, noise.error
     return exact
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "cpu_backend",
     "deserialize",
     "device_list",
+    "entries",
     "from_portable_artifact",
     "func",
     "host_features",
@@ -139,6 +140,13 @@ def _renew_booleans(operation: Any) -> None:
                 if inner.name == "stablehlo.constant" and str(inner.results[0].type.element_type) == "i1":
                     inner.attributes["value"] = ir.Attribute.parse(str(inner.attributes["value"]), operation.context)
                 _renew_booleans(inner)
+
+
+def entries(array: Any) -> list[Any]:
+    """The entries of an MLIR array attribute, by position: an iterator of jaxlib's ends with a C++ exception, for which the
+    unwinder looks through every executable that is loaded (a seventh of a process's time beside some thousands).
+    """
+    return [array[position] for position in range(len(array))]
 
 
 def module_text(bytecode: bytes) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from emutpu._jaxlib import ir, read_module
+from emutpu._jaxlib import entries, ir, read_module
 from emutpu.backend.pjrt import Aval, InvalidArgument, Unimplemented
 
 __all__ = ["DTYPES", "WIDEST", "ModuleInfo", "element_name", "entry", "inspect", "parse", "walk"]
@@ -133,7 +133,7 @@ def _marked(main: Any, name: str) -> frozenset[int]:
     if "arg_attrs" not in main.attributes:
         return frozenset()
     found = set()
-    for position, attributes in enumerate(main.arg_attrs):
+    for position, attributes in enumerate(entries(main.arg_attrs)):
         attributes = ir.DictAttr(attributes)
         if name in attributes and str(attributes[name]) != "false":
             found.add(position)
@@ -144,4 +144,4 @@ def _reused(module: Any) -> frozenset[int]:
     attributes = module.operation.attributes
     if "emutpu.reused" not in attributes:
         return frozenset()
-    return frozenset(ir.DenseI64ArrayAttr(attributes["emutpu.reused"]))
+    return frozenset(entries(ir.DenseI64ArrayAttr(attributes["emutpu.reused"])))

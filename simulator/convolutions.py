@@ -56,7 +56,7 @@ import math
 from typing import Any
 
 from emutpu import _jaxlib
-from emutpu._jaxlib import context, ir
+from emutpu._jaxlib import context, entries, ir
 
 from ._modules import ModuleInfo, entry, walk
 
@@ -187,10 +187,10 @@ class _Window:
         given = operation.attributes
         self._padding = [0] * 2 * len(places)
         if "padding" in given:
-            self._padding = [int(size) for size in ir.DenseIntElementsAttr(given["padding"])]
+            self._padding = [int(size) for size in entries(ir.DenseIntElementsAttr(given["padding"]))]
         self._dilation = [1] * len(places)
         if "lhs_dilation" in given:
-            self._dilation = [int(size) for size in ir.DenseI64ArrayAttr(given["lhs_dilation"])]
+            self._dilation = entries(ir.DenseI64ArrayAttr(given["lhs_dilation"]))
         self._groups = ir.IntegerAttr(operation.attributes["feature_group_count"]).value
 
     @property

@@ -28,7 +28,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
-from emutpu._jaxlib import context, ir, stablehlo
+from emutpu._jaxlib import context, entries, ir, stablehlo
 
 from ._modules import ModuleInfo, walk
 
@@ -114,8 +114,8 @@ def passes(operation: Any) -> int | None:
     values = (*operation.operands, *operation.results)
     if any(not isinstance(value.type.element_type, ir.F32Type) for value in values):
         return None
-    entries = ir.ArrayAttr(operation.attributes["precision_config"])
-    return max((_PASSES[stablehlo.PrecisionAttr(entry).value] for entry in entries), default=1)
+    asked = entries(ir.ArrayAttr(operation.attributes["precision_config"]))
+    return max((_PASSES[stablehlo.PrecisionAttr(entry).value] for entry in asked), default=1)
 
 
 class _Rewriter:
@@ -126,8 +126,8 @@ class _Rewriter:
         self.rounding = rounding
         self.point = ir.InsertionPoint(operation)
         self.result = operation.results[0].type
-        entries = (operation.attributes[index] for index in range(len(operation.attributes)))
-        self.attributes = {entry.name: entry.attr for entry in entries if entry.name != "precision_config"}
+        named = entries(operation.attributes)
+        self.attributes = {entry.name: entry.attr for entry in named if entry.name != "precision_config"}
 
     def rewrite(self, count: int) -> None:
         with context(), self.operation.location:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from emutpu._jaxlib import ir, stablehlo
+from emutpu._jaxlib import entries, ir, stablehlo
 
 __all__ = ["READERS", "Convolution", "Dot", "Window"]
 
@@ -48,7 +48,7 @@ class Convolution:
 
 
 def _ints(attribute: Any) -> tuple[int, ...]:
-    return tuple(ir.DenseI64ArrayAttr(attribute))
+    return tuple(entries(ir.DenseI64ArrayAttr(attribute)))
 
 
 def _array(operation: Any, name: str) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def _matrix(operation: Any, name: str, rows: int) -> tuple[tuple[int, ...], ...]
     if name not in attributes:
         return ((0, 0),) * rows
     attribute = attributes[name]
-    values = [int(value) for value in ir.DenseIntElementsAttr(attribute)]
+    values = [int(value) for value in entries(ir.DenseIntElementsAttr(attribute))]
     shape = ir.RankedTensorType(attribute.type).shape
     width = shape[1] if len(shape) > 1 else 1
     return tuple(tuple(values[i : i + width]) for i in range(0, len(values), width))
@@ -80,8 +80,8 @@ def _passes(operation: Any) -> int:
     attributes = operation.attributes
     if "precision_config" not in attributes:
         return 1
-    entries = [str(stablehlo.PrecisionAttr(entry).value) for entry in ir.ArrayAttr(attributes["precision_config"])]
-    return max((_PASSES[entry] for entry in entries), default=1)
+    asked = entries(ir.ArrayAttr(attributes["precision_config"]))
+    return max((_PASSES[str(stablehlo.PrecisionAttr(entry).value)] for entry in asked), default=1)
 
 
 def _dot(operation: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from emutpu._jaxlib import ir
+from emutpu._jaxlib import entries, ir
 from emutpu.backend.pjrt import InvalidArgument, Unimplemented
 from emutpu.simulator._modules import parse
 
@@ -134,7 +134,7 @@ def _donated(main: Any) -> frozenset[int]:
     if "arg_attrs" not in main.attributes:
         return frozenset()
     found = set()
-    for position, attributes in enumerate(ir.ArrayAttr(main.attributes["arg_attrs"])):
+    for position, attributes in enumerate(entries(ir.ArrayAttr(main.attributes["arg_attrs"]))):
         attributes = ir.DictAttr(attributes)
         donor = "jax.buffer_donor" in attributes and ir.BoolAttr(attributes["jax.buffer_donor"]).value
         if donor or "tf.aliasing_output" in attributes:

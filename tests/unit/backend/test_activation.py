@@ -197,7 +197,8 @@ def test_import_stays_quick(passes: Passes) -> None:
     """Activation, everything that it imports included, takes at most 60 ms of CPU time.
 
     Of five processes the quickest is judged: what else the machine does adds to the others (52 and 84 ms were seen side by
-    side while another worker ran), and nothing takes away.
+    side while another worker ran), and nothing takes away. They may keep bytecode, as an installed package has it: where
+    that is forbidden, half of the time is the compilation of the sources (86 in place of 43 ms).
     """
     text = """
         import time, torch
@@ -208,7 +209,8 @@ def test_import_stays_quick(passes: Passes) -> None:
         import emutpu
         assert emutpu.is_emulated()
     """
-    times = [float(passes(text, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) for _ in range(5)]
+    variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONDONTWRITEBYTECODE": ""}
+    times = [float(passes(text, **variables)) for _ in range(5)]
     assert min(times) <= IMPORT_LIMIT, times
 
 

@@ -11,6 +11,7 @@ from emutpu.conformance import building, gates
 from emutpu.conformance.building import Built, NoRecipe
 from emutpu.conformance.gates import Outcome
 from emutpu.conformance.manifest import Program
+from emutpu.conformance.trained import FOLDER
 
 PROGRAM = Program("toy/x", "toy", "x", "toy", "none", {}, "none", 1.4, 0, "toy/x", True, False, None, "pass")
 
@@ -292,6 +293,24 @@ def test_noise_is_measured_beside_the_error(monkeypatch):
     assert narrow.outcome == Outcome.PASS, narrow.error
     assert narrow.logit_noise is None
     assert "RuntimeError" in narrow.noise_error
+
+
+def test_noise_is_recalled(monkeypatch, tmp_path):
+    """With the folder of an earlier run float64 is computed only where a limit is missed; the report is the same."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    wide = []
+
+    def after(y):
+        wide.append(y.dtype == torch.float64)
+        return y.tanh()
+
+    measured, recalled = (examine(monkeypatch, after) for _ in range(2))
+    assert measured.outcome == recalled.outcome == Outcome.PASS
+    assert (recalled.logit_noise, recalled.gradient_noise) == (measured.logit_noise, measured.gradient_noise)
+    assert sum(wide) == 2  # forward and training, once
+    monkeypatch.setattr(gates, "LOGITS", 0.0)
+    assert examine(monkeypatch, after).ill_conditioned == ["logits"]
+    assert sum(wide) == 4
 
 
 def test_noise_is_measured_with_representatives(monkeypatch):
