@@ -6,6 +6,7 @@ measured stands for as long as the CPU's float32 gives the same answer bit for b
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -42,15 +43,20 @@ def recall(program: str, answer: Iterable[Tensor], measure: Callable[[], Noise])
     file = Path(folder) / "noise" / f"{_digest(program, answer)}.json"
     try:
         return Noise(**json.loads(file.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (OSError, ValueError, TypeError):  # nothing is kept, or nothing that can be read
         found = measure()
-    if found.error is not None:
-        return found
+    if found.error is None:
+        with contextlib.suppress(OSError):  # a farm's node that has no such folder measures every time
+            _keep(file, found)
+    return found
+
+
+def _keep(file: Path, found: Noise) -> None:
+    """Whole or not at all, also with several workers."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(dataclasses.asdict(found)) + "\n", encoding="utf-8")
-    partial.replace(file)  # whole or not at all, also with several workers
-    return found
+    partial.replace(file)
 
 
 def _digest(program: str, answer: Iterable[Tensor]) -> str:

@@ -79,6 +79,25 @@ def test_a_failure_is_not_kept(folder):
     assert noise.recall("a", ANSWER, Measure(Noise(1e-7))) == Noise(1e-7)
 
 
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"logits": 1, "other": 2}'])
+def test_what_cannot_be_read_is_measured_anew(folder, damage):
+    """And mended."""
+    noise.recall("a", ANSWER, Measure(Noise(1e-7)))
+    (kept,) = (folder / "noise").iterdir()
+    kept.write_text(damage, encoding="utf-8")
+    measure = Measure(Noise(2e-7))
+    assert [noise.recall("a", ANSWER, measure) for _ in range(2)] == [Noise(2e-7)] * 2
+    assert measure.asked == 1
+
+
+def test_a_folder_that_cannot_be_written(folder):
+    """Costs the time of measuring, and nothing else."""
+    (folder / "noise").write_text("no folder", encoding="utf-8")
+    measure = Measure(Noise(1e-7))
+    assert [noise.recall("a", ANSWER, measure) for _ in range(2)] == [Noise(1e-7)] * 2
+    assert measure.asked == 2
+
+
 def test_without_a_folder_it_is_measured(monkeypatch):
     """Each time."""
     monkeypatch.delenv(FOLDER, raising=False)
