@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emutpu.conformance.agreement import worst
 from emutpu.conformance.building import Built, build, results_of
 from emutpu.conformance.fingerprints import fingerprint
 from emutpu.conformance.gates import (
@@ -27,7 +28,6 @@ from emutpu.conformance.gates import (
     filed,
     found_here_too,
     highest,
-    relative_error,
     seed,
 )
 from emutpu.conformance.inputs import LENGTH
@@ -132,4 +132,4 @@ def _answers(model: Any, inputs: Mapping[str, Any]) -> list[Tensor]:
 def _error(actual: list[Tensor], expected: list[Tensor]) -> float:
     if len(actual) != len(expected):
         raise Mismatch(f"{len(actual)} results, the CPU gives {len(expected)}")
-    return max(map(relative_error, actual, expected), default=0.0)
+    return worst(actual, expected) or 0.0

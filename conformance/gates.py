@@ -12,18 +12,16 @@ How far the CPU's float32 is from float64 is measured beside it: that noise is w
 
 from __future__ import annotations
 
-import cmath
 import copy
 import dataclasses
 import enum
 import functools
-import math
 import os
 import random
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -32,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from emutpu.conformance.agreement import finite, gradient_error, relative_error, strays, worst
 from emutpu.conformance.building import Built, NoRecipe, build, loss_of, results_of
 from emutpu.conformance.fingerprints import fingerprint
 from emutpu.conformance.manifest import Program
@@ -48,13 +47,11 @@ __all__ = [
     "Mismatch",
     "Outcome",
     "Report",
-    "error_of_all",
     "examine",
     "filed",
     "found_here_too",
     "gradients_of",
     "highest",
-    "relative_error",
     "seed",
     "to_device",
 ]
@@ -260,12 +257,7 @@ def _answer(
         tell("training")
         again = built.generates or built.perplexity is not None
         gradients, stepped = _trained(model, inputs | labels, restore=again)
-    return _Answer(results, gradients, all(map(_finite, [*results, *gradients.values(), *stepped])))
-
-
-def _finite(value: Tensor) -> bool:
-    """Whether all of it is. A finite sum tells at a tenth of the cost; another may have overflowed."""
-    return cmath.isfinite(value.sum().item()) or bool(value.isfinite().all())
+    return _Answer(results, gradients, all(map(finite, [*results, *gradients.values(), *stepped])))
 
 
 def seed() -> None:
@@ -309,39 +301,6 @@ def _trained(
 # ------------------------------------------------------------------------------------------------ agreement
 
 
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm of ``expected``, in float64; infinite for other shapes or other non-finites.
-
-    What is equally infinite or NaN in both counts as equal. Of a tensor that should be zero the norm itself is the error.
-    """
-    return error_of_all([actual], [expected]) if actual.dtype == expected.dtype else math.inf
-
-
-def error_of_all(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The relative error of several tensors as if they were one, of whatever dtypes."""
-    found = [_norms(a, e) for a, e in zip(actual, expected, strict=True)]
-    parts = [part for part in found if part is not None]
-    if len(parts) < len(found):
-        return math.inf
-    difference, size = (math.hypot(*norms) for norms in zip(*parts, strict=True)) if parts else (0.0, 0.0)
-    return difference / size if size else difference
-
-
-def _norms(actual: Tensor, expected: Tensor) -> tuple[float, float] | None:
-    """Of the difference and of ``expected``, where that is finite; None where ``actual`` is not finite at the same places."""
-    if actual.shape != expected.shape:
-        return None
-    if not (_finite(actual) and _finite(expected)):
-        usable = expected.isfinite()
-        if not bool((actual.isfinite() == usable).all()):
-            return None
-        actual, expected = actual[usable], expected[usable]
-    a, e = (value.to(torch.promote_types(value.dtype, torch.float32)) for value in (actual, expected))
-    wide = torch.complex128 if e.is_complex() else torch.float64
-    difference, size = (float(torch.linalg.vector_norm(value, dtype=wide)) for value in (a - e, e))
-    return difference, size
-
-
 def _compare(
     program: Program, expected: _Answer, actual: _Answer, report: Report, exact: _Answer | None = None
 ) -> None:
@@ -352,71 +311,67 @@ def _compare(
     if actual.gradients.keys() != expected.gradients.keys():
         missing = sorted(expected.gradients.keys() ^ actual.gradients.keys())
         raise Mismatch(f"gradients of {', '.join(missing[:4])} on one side only")
-    report.logit_error = _worst(actual.results, expected.results)
-    names = list(expected.gradients)
-    if names:
-        report.gradient_error = _gradient_error(actual, expected)
-    measured = (("logits", report.logit_error, LOGITS), ("gradients", report.gradient_error, GRADIENTS))
-    missed = [
-        _Miss(what, names, error, limit) for what, error, limit in measured if error is not None and not error <= limit
-    ]
+    errors = list(map(relative_error, actual.results, expected.results))
+    report.logit_error = max(errors, default=None)
+    missed = [_Miss("logits", place, error, LOGITS) for place, error in enumerate(errors) if not error <= LOGITS]
+    if expected.gradients:
+        report.gradient_error = gradient_error(actual.gradients, expected.gradients)
+        if not report.gradient_error <= GRADIENTS:
+            missed.append(_Miss("gradients", None, report.gradient_error, GRADIENTS))
     if missed and exact is None:
         exact = _exact(program, expected, report)
     for miss in missed:
         assert exact is not None
         inexact = report.noise_error if exact is expected else None
-        _judge(program, report.mode, miss, miss.of(expected), miss.of(actual), miss.of(exact), inexact)
-        report.ill_conditioned.append(miss.what)
+        _judge(program, report.mode, miss, expected, actual, exact, inexact)
+    report.ill_conditioned = list(dict.fromkeys(miss.what for miss in missed))
 
 
 class _Miss(NamedTuple):
-    """A limit that was missed: by the answer ("logits") or by the gradients of the parameters ``names``."""
+    """A limit that was missed: by one result of the answer ("logits"), or by the gradients."""
 
     what: str
-    names: list[str]
+    place: int | None
     error: float
     limit: float
 
-    def of(self, answer: _Answer) -> list[Tensor]:
-        """The part of an answer that it is about."""
-        return answer.results if self.what == "logits" else [answer.gradients[name] for name in self.names]
+    def between(self, actual: _Answer, expected: _Answer) -> float:
+        """The error of the part of two answers that it is about."""
+        if self.place is None:
+            return gradient_error(actual.gradients, expected.gradients)
+        return strays(actual.results[self.place], expected.results[self.place])
 
 
 def _judge(
     program: Program,
     mode: str,
     miss: _Miss,
-    expected: list[Tensor],
-    actual: list[Tensor],
-    exact: list[Tensor],
+    expected: _Answer,
+    actual: _Answer,
+    exact: _Answer,
     inexact: str | None,
 ) -> None:
     """Raise unless the CPU's rounding explains a miss: Mismatch, or _Unfit for what says nothing about a device. ``inexact``
     says why ``exact`` is the CPU's own answer: then slightly other weights alone can explain it.
     """
     what, _, error, limit = miss
-    strays, allowed = error_of_all(actual, exact), error_of_all(expected, exact)
+    astray, allowed = miss.between(actual, exact), miss.between(expected, exact)
     if not allowed <= _UNFIT:
         raise _Unfit(f"the {what} of the CPU stray from float64 by {allowed:.2g}: they say nothing about a device")
-    if strays <= AS_GOOD * allowed:
+    if astray <= AS_GOOD * allowed:
         return
-    moved = max(error_of_all(miss.of(answer), exact) for answer in _nudged(program))
-    if strays <= AS_GOOD * moved:
+    moved = max(miss.between(answer, exact) for answer in _nudged(program))
+    if astray <= AS_GOOD * moved:
         return
-    if mode == "compile" and error_of_all(actual, miss.of(_compiled_here(program))) <= limit:
+    if mode == "compile" and miss.between(actual, _compiled_here(program)) <= limit:
         raise _Unfit(f"torch.compile alone moves the {what} by {error:.2g}, on the CPU too")
     missed = f"relative error of the {what} {error:.2g}, allowed {limit:.0e}"
     if inexact is not None:
         raise Mismatch(f"{missed}, with slightly other weights {moved:.2g}; it does not run in float64: {inexact}")
     raise Mismatch(
-        f"{missed}; from float64 the device strays by {strays:.2g}, the CPU by {allowed:.2g}, with slightly other weights "
+        f"{missed}; from float64 the device strays by {astray:.2g}, the CPU by {allowed:.2g}, with slightly other weights "
         f"by {moved:.2g}"
     )
-
-
-def _worst(actual: list[Tensor], expected: list[Tensor]) -> float | None:
-    """The largest relative error of a result, None where there is no result."""
-    return max(map(relative_error, actual, expected), default=None)
 
 
 def _leave_out_zeros(actual: _Answer, expected: _Answer) -> None:
@@ -426,12 +381,6 @@ def _leave_out_zeros(actual: _Answer, expected: _Answer) -> None:
     for name in actual.gradients.keys() - expected.gradients.keys():
         if not bool(actual.gradients[name].any()):
             del actual.gradients[name]
-
-
-def _gradient_error(actual: _Answer, expected: _Answer) -> float:
-    """Of all gradients as one vector, those of parameters in the order of ``expected``."""
-    names = list(expected.gradients)
-    return error_of_all(*([answer.gradients[name] for name in names] for answer in (actual, expected)))
 
 
 def _nudged(program: Program) -> Iterator[_Answer]:
@@ -511,8 +460,8 @@ def _measured_noise(built: Built, model: nn.Module, expected: _Answer, report: R
             return Noise(error=_short(error))
         comparable = expected.gradients and expected.gradients.keys() == exact.gradients.keys()
         return Noise(
-            _worst(_widened(expected.results), _widened(exact.results)),
-            _gradient_error(expected, exact) if comparable else None,
+            worst(_widened(expected.results), _widened(exact.results)),
+            gradient_error(expected.gradients, exact.gradients) if comparable else None,
         )
 
     noise = recall(report.program, [*expected.results, *expected.gradients.values()], measure)
@@ -543,7 +492,7 @@ def _default_error(built: Built, model: nn.Module, expected: _Answer) -> float |
         raise Mismatch(f"{len(results)} results, the CPU gives {len(expected.results)}")
     if not all(bool((a.isfinite() | ~e.isfinite()).all()) for a, e in zip(results, expected.results, strict=True)):
         raise FloatingPointError("not finite where the CPU is")
-    return _worst(results, expected.results)
+    return worst(results, expected.results)
 
 
 def _widened(value: Any) -> Any:

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from emutpu.conformance.agreement import gradient_error, worst
 from emutpu.conformance.building import Built, NoRecipe, build, results_of
-from emutpu.conformance.gates import GRADIENTS, LOGITS, error_of_all, gradients_of, relative_error
+from emutpu.conformance.gates import GRADIENTS, LOGITS, gradients_of
 from emutpu.conformance.manifest import Program, programs
 
 __all__ = ["FAMILIES", "FAULTS", "MODE", "Injected", "answer", "families", "inject"]
@@ -162,7 +163,7 @@ class _Sound:
     def judged(self, name: str, faulty: Faulty) -> Injected:
         """What tier 2 would say of it."""
         with faulty():
-            error = max(map(relative_error, _results(self.built), self._results), default=0.0)
+            error = worst(_results(self.built), self._results) or 0.0
         if not error <= LOGITS:
             return Injected(name, error, True)
         strays = self._gradient_error(faulty)
@@ -175,7 +176,7 @@ class _Sound:
             return None
         with faulty():
             found = self._trained()
-        return error_of_all(list(found.values()), [expected[name] for name in found])
+        return gradient_error(found, {name: expected[name] for name in found})
 
     @functools.cached_property
     def _gradients(self) -> dict[str, Tensor]:

@@ -49,7 +49,8 @@ class Limits:
 class Seat:
     """One process at a time, started when it is needed; another takes its place when it has ended, or is spent.
 
-    A process is spent after ``limits.programs`` programs, or when it has grown to half of what it may occupy.
+    A process is spent after ``limits.programs`` programs, or when it has grown to half of what it may occupy. A program that
+    outgrows a process with others before it is asked again in a fresh one: what is in their memory is no finding about it.
     """
 
     def __init__(self, environment: Mapping[str, str], limits: Limits) -> None:
@@ -59,17 +60,24 @@ class Seat:
 
     def answer(self, task: Task) -> Answer:
         """Of a process that may have to start first. Whatever becomes of that process is the answer too."""
+        started = time.monotonic()
+        try:
+            return self._asked_of(task)
+        except Ended as ended:
+            fresh = self._asked == 1
+            self.close()
+            if ended.end is End.MEMORY and not fresh:
+                return self.answer(task)
+            return failure(task, *self._told(ended), time.monotonic() - started)
+
+    def _asked_of(self, task: Task) -> Answer:
+        """What the process says. Raises Ended."""
         child = self._child
         if child is None:
             child, self._asked = self._start(), 0
             self._child = child
         self._asked += 1
-        started = time.monotonic()
-        try:
-            found: Answer = child.ask(dataclasses.asdict(task))
-        except Ended as ended:
-            self.close()
-            return failure(task, *self._told(ended), time.monotonic() - started)
+        found: Answer = child.ask(dataclasses.asdict(task))
         if self._asked >= self._limits.programs or found["resident_bytes"] > self._limits.memory // 2:
             self.close()
         return found | {"processor_seconds": child.processor_seconds}

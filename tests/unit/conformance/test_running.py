@@ -29,6 +29,8 @@ for line in sys.stdin:
         while True: pass
     if "grows" in name:
         held = bytearray(400 * 2**20); held[::4096] = b"x" * len(held[::4096]); time.sleep(600)
+    if "holds" in name: kept = bytearray(200 * 2**20); kept[::4096] = b"x" * len(kept[::4096])
+    if "wants" in name: wanted = bytearray(200 * 2**20); wanted[::4096] = b"x" * len(wanted[::4096]); time.sleep(2); del wanted
     if "dies" in name:
         sys.stderr.write("last words\\n"); sys.stderr.flush(); os._exit(3)
     if "slow" in name or os.environ.get("STAND_IN_SLOW"): time.sleep(0.2)
@@ -121,6 +123,13 @@ def test_limits(monkeypatch):
     large = answers_of(["grows"], Limits(60, 200 * 2**20))["grows"]
     assert large["outcome"] == "crash"
     assert "occupied more than" in large["error"]
+
+
+def test_the_memory_of_earlier_programs_is_no_finding():
+    """A program that outgrows a worker with another before it is asked again in a fresh one, and only that counts."""
+    found = answers_of(["holds", "wants", "a"], Limits(60, 350 * 2**20))
+    assert {answer["outcome"] for answer in found.values()} == {"pass"}
+    assert found["holds"]["worker"] != found["wants"]["worker"] == found["a"]["worker"]
 
 
 def test_workers_are_replaced():
