@@ -1,7 +1,7 @@
 """How far two answers are from each other, so that nothing large hides a fault in something small.
 
-A tensor's error is the norm of the difference over the norm of what is expected. What fills many places with one huge number
-(the logits of tokens that may not come next) is judged apart from the rest, and in gradients every parameter counts alike: one of
+A tensor's error is the norm of the difference over the norm of what is expected. Huge numbers in the places of what may not be
+chosen (the logits of tokens that are never said) are judged apart from the rest, and in gradients every parameter counts alike: one of
 a scale that multiplies all logits can be ten thousand times as large as the others together.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 __all__ = ["finite", "gradient_error", "relative_error", "strays", "worst"]
 
-# A number that fills places is at least so large, and so many times as large as all others.
+# What fills places is at least so large, and so many times as large as all else.
 _FILL = 1e3
 _LARGEST = torch.finfo(torch.float32).max  # what fills is the least number of its type: in float64 it is another
 # Gradients below this share of the middle parameter's, element by element, are zero but for rounding (a bias before a
@@ -35,7 +35,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Norm of the difference over the norm of ``expected``, in float64; infinite for other shapes, types or other non-finites.
 
     What is equally infinite or NaN in both counts as equal. Of a tensor that should be zero the norm itself is the error.
-    Of what is filled with a huge number, and of the rest, the larger error.
+    Of the places that huge numbers fill, and of the rest, the larger error.
     """
     return strays(actual, expected) if actual.dtype == expected.dtype else math.inf
 
@@ -106,12 +106,14 @@ def _norms_where_finite(actual: Tensor, expected: Tensor) -> _Norms:
 
 
 def _filled(expected: Tensor) -> Tensor | None:
-    """Where the largest number stands, if it stands at more than one place and is huge beside all others; else None."""
-    if expected.numel() < 2 or not expected.is_floating_point():
+    """Where the largest numbers stand, if several of one size are huge beside all others; else None."""
+    if expected.numel() < 3 or not expected.is_floating_point():
         return None
     sizes = expected.abs()
-    filled = sizes == sizes.max()
-    if int(filled.sum()) < 2:
+    largest = float(sizes.max())
+    if largest < _FILL:
         return None
-    largest, rest = float(sizes.max()), sizes[~filled]
-    return filled if rest.numel() and largest >= _FILL * max(1.0, float(rest.max())) else None
+    filled = sizes > largest / 2
+    rest = sizes[~filled]
+    apart = rest.numel() and largest >= _FILL * float(rest.max()) and int(filled.sum()) > 1
+    return filled if apart else None

@@ -87,6 +87,7 @@ _ALSO = {
     "CsmForConditionalGeneration": ("input_values_cutoffs",),
     "FastSpeech2ConformerModel": ("spectrogram_labels", "duration_labels", "pitch_labels", "energy_labels"),
     "FlavaForPreTraining": ("codebook_pixel_values", "bool_masked_pos"),
+    "TapasForQuestionAnswering": ("token_type_ids",),  # else it has one cell, and chooses no other
     "SpeechT5Model": ("decoder_input_values",),
     "SpeechT5ForTextToSpeech": ("decoder_input_values", "speaker_embeddings"),
     "HieraForPreTraining": ("noise",),  # else the device hides other patches than the CPU

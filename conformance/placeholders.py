@@ -21,7 +21,7 @@ __all__ = ["companions", "placed"]
 
 _AROUND = 4  # tokens of text before and after
 _IMAGE, _VIDEO, _AUDIO = 1, 2, 3  # as mm_token_type_ids counts them
-_BEFORE_THE_TEXT = ("pi0",)  # families that put their features there themselves
+_CAMERAS = ("pi0",)  # families with an axis of cameras in their pictures, which their encoders have not
 _VIDEOS_ALONE = ("instructblipvideo",)  # families whose pixel_values are videos
 # What kind it is, the settings that name its placeholder, the method that makes its features, and what those are made of.
 _KINDS = (
@@ -52,14 +52,15 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 
 def placed(recipe: Recipe, found: dict[str, Any]) -> None:
     """Put placeholders into the text of ``found``, in place, with the masks that go with them."""
-    if "input_ids" not in found or recipe.family in _BEFORE_THE_TEXT:
+    if "input_ids" not in found:
         return
+    seen = found | {"pixel_values": found["pixel_values"].flatten(0, 1)} if recipe.family in _CAMERAS else found
     parts: dict[int, Tensor] = {}
     for kind, settings, method, argument in _KINDS:
         token = recipe.size(*settings, default=-1)
         if argument not in found or token < 0 or (kind == _VIDEO and not recipe.family.startswith(_VIDEOS_ALONE)):
             continue
-        count = _count(recipe.model, method, argument, found)
+        count = _count(recipe.model, method, argument, seen)
         if kind == _AUDIO:  # some pad what they hear
             count = max(count, BATCH * recipe.size("audio_soft_tokens_per_image", default=0))
         if count % BATCH == 0 and count:
@@ -112,7 +113,8 @@ def _part(model: Any, name: str) -> Any:
 def _methods(model: Any, name: str) -> list[Callable[..., Any]]:
     """Those of that name of the model and of the models within it, the outermost first."""
     inner = [getattr(model, place, None) for place in ("model", "encoder", "thinker", "vlm")]
-    owners = (model, *inner, getattr(inner[-1], "model", None), getattr(inner[0], "encoder", None))
+    within = [getattr(inner[0], place, None) for place in ("encoder", "vlm")]
+    owners = (model, *inner, getattr(inner[-1], "model", None), *within)
     return [getattr(owner, name) for owner in owners if getattr(owner, name, None) is not None]
 
 

@@ -497,6 +497,16 @@ def _marked(count: int) -> Tensor:
     return ((place > 0) & (place <= count)).long().expand(BATCH, -1).contiguous()
 
 
+def _cells(recipe: Recipe) -> Tensor:
+    """A question of four tokens, then a table of two columns and as many rows as fit: segment, column, row and ranks of each
+    token, i64[BATCH, LENGTH, kinds].
+    """
+    cells = torch.arange(LENGTH - 4)
+    types = torch.zeros(LENGTH, len(recipe.config.type_vocab_sizes), dtype=torch.long)
+    types[4:, :3] = torch.stack([torch.ones_like(cells), cells % 2 + 1, cells // 2 + 1], 1)
+    return types.expand(BATCH, -1, -1).contiguous()
+
+
 Maker = Callable[[Recipe], Any]
 MAKERS: dict[str, Maker] = {
     "input_ids": _ids,
@@ -508,7 +518,7 @@ MAKERS: dict[str, Maker] = {
     "protein_attention_mask": lambda r: _ones(BATCH, LENGTH),
     "task_inputs": lambda r: r.tokens(r.size("task_seq_len", default=77)),
     "attention_mask": lambda r: _ones(BATCH, LENGTH),
-    "token_type_ids": lambda r: torch.zeros(BATCH, LENGTH, dtype=torch.long),
+    "token_type_ids": lambda r: _cells(r) if r.family == "tapas" else torch.zeros(BATCH, LENGTH, dtype=torch.long),
     "position_ids": lambda r: torch.arange(LENGTH).expand(BATCH, LENGTH).contiguous(),
     "cache_position": lambda r: torch.arange(LENGTH),
     "padding_mask": _padding,

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
@@ -69,17 +70,19 @@ def draw(model: nn.Module, gain: float, seed: int) -> None:
     """Replace the weights of ``model`` in place. The values depend on ``seed`` and each parameter's name and shape alone.
 
     Matrices, kernels and tables are normal with standard deviation ``gain`` over the root of the fan-in. Constant vectors
-    keep their size and lose their constancy; vectors with a shape of their own (decay rates, slopes) and scalars stay.
+    keep their size and lose their constancy; vectors with a shape of their own (decay rates, slopes) and scalars stay, but for the
+    weights of batch normalisations, which some libraries draw around zero: they would hardly let a signal pass.
     Tables that are buffers and all zero, as codebooks are before training, are drawn too: the nearest of equal codes is
     always the first, and nothing before the choice matters.
     """
+    scales = {id(module.weight) for module in model.modules() if isinstance(module, _BatchNorm)}
     for name, tensor, fan_in in _parameters(model):
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ seed)
         noise = torch.randn(tensor.shape, generator=generator)
         if tensor.dim() > 1:
             tensor.copy_(noise * (gain / math.sqrt(fan_in)))
         elif tensor.dim() == 1:
-            tensor.copy_(_vector(tensor, noise))
+            tensor.copy_(_vector(torch.ones_like(tensor) if id(tensor) in scales and tensor.std() else tensor, noise))
     for name, buffer in model.named_buffers():
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ seed)
         if name.endswith("running_mean"):

@@ -4,6 +4,9 @@ What fails here is a defect of the suite: its shrinking, its inputs, or a librar
 what was found into the manifest (not with ``--dry``): the fingerprint of a program that runs, and the cause for one that does
 not. ``reports/corpus.jsonl`` keeps every answer, so that a run that was stopped goes on, and ``--again`` repeats what failed.
 The libraries are imported once; programs run in forks of that process.
+
+``--blind`` asks instead whether an answer could show a fault: it names the programs of which a result hardly moves when all
+weights move by a hundredth, or when what it sees, hears or reads is something else (``reports/blind.jsonl``).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from emutpu._workers import seconds_of
@@ -33,6 +37,7 @@ from tools.manifest import DATA, jsonl
 __all__ = ["main"]
 
 RECORD = ROOT / "reports" / "corpus.jsonl"
+BLIND = ROOT / "reports" / "blind.jsonl"
 _SECONDS = 60  # of processor time a program
 _PROGRAMS_A_FORK = 40
 _NAMES = 10
@@ -57,24 +62,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--trace", action="store_true", help="only one forward, without drawn weights: a third of the time, no training"
     )
+    parser.add_argument("--blind", action="store_true", help="only whether answers depend on weights and inputs")
     parser.add_argument("--dry", action="store_true", help="leave the manifest as it is")
     options = parser.parse_args(arguments)
     os.environ.update(_QUIET)
     programs = _selected(options.suite, options.only)
-    known = {} if options.fresh else _recorded()
+    path, ask = (BLIND, _blind) if options.blind else (RECORD, _trace if options.trace else _examine)
+    if options.blind:
+        programs = _distinct(programs)
+    known = {} if options.fresh else _recorded(path)
     left = [p for p in programs if not _settled(known.get(_key(p)), options.again)]
-    RECORD.parent.mkdir(exist_ok=True)
-    with RECORD.open("a", encoding="utf-8") as record:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a", encoding="utf-8") as record:
 
         def finished(program: Program, answer: Answer) -> None:
             record.write(json.dumps({"key": _key(program)} | answer) + "\n")
             record.flush()
 
-        _work_off(left, options.jobs, _trace if options.trace else _examine, finished)
-    known = _recorded()
+        _work_off(left, options.jobs, ask, finished)
+    known = _recorded(path)
     answers = [known[_key(program)] for program in programs]
     failed = _print(answers)
-    if not options.dry:
+    if not (options.dry or options.blind):
         _write({answer["program"]: answer for answer in answers})
     return 1 if failed else 0
 
@@ -93,10 +102,15 @@ def _key(program: Program) -> str:
     return hashlib.sha256(json.dumps(made).encode()).hexdigest()[:16]
 
 
-def _recorded() -> dict[str, Answer]:
-    if not RECORD.is_file():
+def _distinct(programs: Sequence[Program]) -> list[Program]:
+    """Those that run on the CPU, one of each fingerprint."""
+    return list({program.fingerprint: program for program in programs[::-1] if program.fingerprint}.values())[::-1]
+
+
+def _recorded(path: Path) -> dict[str, Answer]:
+    if not path.is_file():
         return {}
-    answers = (json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines())
+    answers = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     return {answer["key"]: answer for answer in answers}
 
 
@@ -210,6 +224,57 @@ def _trace(program: Program) -> Answer:
     except Exception:  # noqa: BLE001  # the whole examination says what it is
         return _examine(program)
     return answer | {"seconds": time.perf_counter() - started}
+
+
+_MOVED = 0.01  # of every weight, relative
+_SHOWN = 1e-3  # tenfold what tier 2 allows
+_ANOTHER = 99  # seed
+
+
+def _other(value: Any) -> Any:
+    """Other noise, or the same tokens in another order."""
+    import torch
+
+    drawn = torch.Generator().manual_seed(_ANOTHER)
+    return torch.randn(value.shape, generator=drawn).to(value) if value.is_floating_point() else value.roll(1, -1)
+
+
+def _blind(program: Program) -> Answer:
+    """Outcome ``blind`` for a program of which some result, or all of the answer, hardly moves; the error says with what."""
+    import torch
+
+    from emutpu.conformance.agreement import relative_error
+    from emutpu.conformance.building import build, results_of
+    from emutpu.conformance.gates import seed
+
+    started = time.perf_counter()
+    answer: Answer = {"program": program.name, "outcome": "pass", "stage": None, "error": None, "traceback": []}
+    try:
+        built = build(program)
+
+        def results(**changed: Any) -> list[Any]:
+            seed()
+            with torch.no_grad():
+                return results_of(built.model(**{**built.inputs, **changed}))
+
+        expected = results()
+        told = [
+            f"with another {name}"
+            for name, value in built.inputs.items()
+            if isinstance(value, torch.Tensor) and (value.is_floating_point() or name == "input_ids") and value.dim()
+            if max(map(relative_error, results(**{name: _other(value)}), expected)) < _SHOWN
+        ]
+        with torch.no_grad():
+            for parameter in built.model.parameters():
+                if parameter.is_floating_point():
+                    parameter.mul_(1 + _MOVED * torch.randn_like(parameter))
+        moved = enumerate(map(relative_error, results(), expected))
+        told += [f"with other weights result {place}" for place, moves in moved if moves < _SHOWN]
+        if told:
+            answer |= {"outcome": "blind", "error": f"hardly moves {', '.join(told)}"}
+    except Exception as error:  # noqa: BLE001  # an argument that has to fit another one, which is no finding
+        answer |= {"outcome": "not measured", "error": f"{type(error).__name__}: {error}"}
+    return answer | {"fingerprint": program.fingerprint, "seconds": time.perf_counter() - started}
 
 
 def _heard(fork: _Fork) -> Iterator[Answer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BATCHES", "FACTORS", "SHORT", "SIDES", "SMALLER", "as_vit", "options_of", "shrink_of"]
+__all__ = ["BATCHES", "FACTORS", "GAINS", "SHORT", "SIDES", "SMALLER", "as_vit", "gain_of", "options_of", "shrink_of"]
 
 _SIDE = 64
 # What keeps its channels, and why: how ``builder/family`` or ``builder/architecture`` begins.
@@ -90,12 +90,22 @@ SIDES: Mapping[str, tuple[int, str]] = {
 }
 # What wants more than two images, and why: a normalisation of two values in training gives their signs, whatever they are.
 BATCHES: Mapping[str, tuple[int, str]] = {
-    "timm/efficientvit_m5": (4, "normalises one place of each image"),
+    "timm/efficientvit_m": (4, "normalises one place of each image"),
     "timm/hgnetv2_b5": (8, "normalises four places of each image, half of them zero"),
     "timm/inception_v3": (8, "normalises one place of each image"),
     "timm/inception_v4": (8, "normalises one place of each image"),
     "timm/rexnet": (4, "normalises what its gates pool"),
 }
+
+# What wants wider weights, and why: of a signal that every layer makes smaller the answer, which the offsets make, says nothing.
+GAINS: Mapping[str, tuple[float, str]] = {
+    "timm/lcnet": (2.0, "an activation after each kernel lets half of a signal pass"),
+    "timm/repvgg": (2.8, "three branches of each layer are normalised with the variance of one"),
+    "timm/tf_efficientnet_cc": (2.8, "kernels are mixed of several, and the mean of them is smaller"),
+    "transformers/PPLCNetBackbone": (2.0, "an activation after each kernel lets half of a signal pass"),
+    "transformers/PPLCNetForImageClassification": (2.0, "an activation after each kernel lets half of a signal pass"),
+}
+_GAIN = 1.4
 
 # Vision transformers of timm that are not made from other depth, width and heads: what their names contain, a side, and why.
 _NO_VIT: Mapping[str, tuple[int, str]] = {
@@ -176,6 +186,11 @@ def options_of(builder: str, *names: str, sized: bool = False) -> dict[str, Any]
     if sized:
         return {"img_size": side} | smaller
     return ({"side": side} if sides else {}) | smaller
+
+
+def gain_of(name: str) -> float:
+    """How wide the weights of a program are drawn (``conformance/weights.py``)."""
+    return next((gain for start, (gain, _) in GAINS.items() if name.startswith(start)), _GAIN)
 
 
 def _told(table: Mapping[str, tuple[int, str]], prefixes: tuple[str, ...]) -> list[int]:

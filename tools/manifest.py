@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.diffusers_models import DIFFUSERS
-from tools.image_shrinking import as_vit, options_of, shrink_of
+from tools.image_shrinking import as_vit, gain_of, options_of, shrink_of
 from tools.layout import ROOT
 
 __all__ = ["installed_programs", "jsonl", "main", "rendered"]
@@ -36,7 +36,6 @@ LENS = ("transformer-lens", "4.3.0", "fd3aff408b4145a8b4b00cacdc32a25c047c4c4f41
 _LENS_DATA = "transformer_lens/tools/model_registry/data/"
 # No more ids of one architecture than this: they share a program, and generative language models would drown the rest.
 IDS_AN_ARCHITECTURE = 80
-GAIN = 1.4
 SEED = 0
 
 # Families of timm whose depth, width and heads are arguments of the constructor.
@@ -194,7 +193,7 @@ def _program(builder: str, architecture: str, group: str, task: str, shrink: str
         "shrink": shrink,
         "options": {},
         "inputs": inputs,
-        "gain": GAIN,
+        "gain": gain_of(f"{builder}/{architecture}"),
         "seed": SEED,
     }
 

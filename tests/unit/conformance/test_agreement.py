@@ -42,6 +42,14 @@ def test_what_is_filled_hides_nothing(fill):
     assert relative_error(torch.tensor([fill, fill, fill, 2.0]), expected) > 1e3
 
 
+def test_fills_that_were_added():
+    """As the logits of cells in columns that are not chosen: ten thousand less each."""
+    expected = torch.tensor([-9999.7, 1.0, -10001.2, 2.0])
+    assert relative_error(expected + torch.tensor([0.0, 0.1, 0.0, 0.0]), expected) == pytest.approx(
+        0.1 / math.sqrt(5), rel=1e-4
+    )
+
+
 def test_a_fill_is_another_number_in_float64():
     """The least of its type is as far as float32 tells."""
     wide = torch.tensor([torch.finfo(torch.float64).min, 1.0, torch.finfo(torch.float64).min], dtype=torch.float64)

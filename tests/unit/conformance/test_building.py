@@ -113,6 +113,15 @@ def test_drawn_weights():
     assert model.norm.running_var.std() > 0
 
 
+def test_normalisations_let_a_signal_pass():
+    """Scales that a library draws around zero become scales around one; those of what is no normalisation stay."""
+    model = Branch()
+    nn.init.normal_(model.norm.weight, std=0.02)
+    weights.draw(model, 1.4, 0)
+    assert model.norm.weight.mean().item() == pytest.approx(1.0, abs=0.15)
+    assert 0 < model.norm.weight.std() < 0.3
+
+
 def test_a_weight_depends_on_its_name_alone():
     """Two draws agree, and another module before it changes nothing."""
     first, second = Branch(), Branch()

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from emutpu.conformance import inputs, weights
-from emutpu.conformance.building import build
+from emutpu.conformance.agreement import relative_error
+from emutpu.conformance.building import build, results_of
 from emutpu.conformance.fingerprints import fingerprint
 from emutpu.conformance.manifest import programs
 from emutpu.conformance.shrink import shrunk
@@ -206,3 +207,22 @@ def test_what_networks_of_torchvision_see(name, shapes):
     built = build(programs()[name], drawn=False)
     seen = {name: tuple(value.shape) for name, value in built.inputs.items() if isinstance(value, torch.Tensor)}
     assert seen == shapes
+
+
+@pytest.mark.parametrize("name", ["PI0Model", "PI0ForConditionalGeneration"])
+def test_a_robot_sees(name):
+    """Its text has a place for each feature of each camera: another picture is another answer."""
+    built = build(programs()[f"transformers/{name}"])
+    pixels = built.inputs["pixel_values"]
+    with torch.no_grad():
+        answers = [results_of(built.model(**{**built.inputs, "pixel_values": seen}))[0] for seen in (pixels, -pixels)]
+    assert relative_error(*answers) > 0.01
+
+
+def test_a_table_has_cells_to_choose():
+    """Of a column that Tapas chooses the logits are numbers, and of others ten thousand less."""
+    built = build(programs()["transformers/TapasForQuestionAnswering"])
+    with torch.no_grad():
+        (logits,) = results_of(built.model(**built.inputs))
+    cells = logits[:, 4:]
+    assert ((cells.abs() < 100).sum(1) == cells.shape[1] // 2).all()
