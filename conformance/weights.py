@@ -8,6 +8,7 @@ logits showed 87 of 87 injected faults; perplexity with default weights showed n
 from __future__ import annotations
 
 import math
+import types
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -122,8 +123,18 @@ def _vector(values: Tensor, noise: Tensor) -> Tensor:
     return size * (1 + noise * _SPREAD)
 
 
+# How the types of modules end that draw what they choose in training, and choose the best otherwise.
+_CHOOSING = ("GumbelVectorQuantizer", "GroupViTAssignAttention", "PhimoeTopKRouter", "SwitchTransformersTop1Router")
+
+
+def _stays(module: nn.Module, mode: bool = True) -> nn.Module:  # as nn.Module.train is called
+    return module
+
+
 def without_dropout(model: nn.Module) -> None:
-    """Switch every kind of dropout off, in place: the device's random numbers are not the CPU's."""
+    """Switch every kind of dropout off, in place, and leave in evaluation mode for good what draws its choice: the device's
+    random numbers are not the CPU's.
+    """
     module: Any
     for module in model.modules():
         for name, value in list(vars(module).items()):
@@ -133,6 +144,8 @@ def without_dropout(model: nn.Module) -> None:
             module.p = 0.0
         if isinstance(module, nn.RNNBase):
             module.dropout = 0.0
+        if type(module).__name__.endswith(_CHOOSING):
+            module.eval().train = types.MethodType(_stays, module)
 
 
 _DROP = "drop"

@@ -1,5 +1,6 @@
 """Small models keep the code path, and their weights let a fault show."""
 
+import copy
 import math
 import sys
 
@@ -84,6 +85,29 @@ def test_no_dropout_is_left():
     model = nn.Sequential(nn.Dropout(0.5), nn.LSTM(3, 3, 2, dropout=0.5))
     weights.without_dropout(model)
     assert model[0].p == model[1].dropout == 0.0
+
+
+class ToyGumbelVectorQuantizer(nn.Linear):
+    """Draws its choice in training."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return nn.functional.gumbel_softmax(y, hard=True) if self.training else y
+
+
+def test_choices_are_not_drawn():
+    """What draws its choice in training makes it, also in a copy of the model; the rest is trained."""
+    model = nn.Sequential(ToyGumbelVectorQuantizer(8, 4), nn.Linear(4, 4))
+    weights.without_dropout(model)
+    copied = copy.deepcopy(model)
+    for each in (model, copied):
+        each.train()
+        assert (each[0].training, each[1].training) == (False, True)
+        each.eval()
+        assert not each[1].training
+    x = torch.ones(2, 8)
+    assert torch.equal(copied.train()(x), copied(x))
+    assert copied[0].train() is copied[0]
 
 
 class Branch(nn.Module):
