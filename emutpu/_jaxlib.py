@@ -33,6 +33,7 @@ __all__ = [
     "cpu_backend",
     "deserialize",
     "device_list",
+    "dies_of_avx512",
     "entries",
     "from_portable_artifact",
     "func",
@@ -492,6 +493,11 @@ def limit_cpu(isa: str) -> frozenset[str]:
             del os.environ["XLA_FLAGS"]
         else:
             os.environ["XLA_FLAGS"] = before
+
+
+def dies_of_avx512() -> bool:
+    """Whether LLVM in this jaxlib can end the process where it compiles for AVX-512: 0.8.3's does, of a padded f64[1, 3]."""
+    return platform.machine() == "x86_64" and tuple(map(int, versions()[1].split(".")[:2])) < (0, 9)
 
 
 def serialize_xspace(text: str) -> bytes:

@@ -155,6 +155,8 @@ class CpuClient(EmulatedClient):
         try:
             if self._cpu_target is not None:
                 _limit(self._cpu_target)
+            elif cpu_target is None and _jaxlib.dies_of_avx512():
+                _jaxlib.limit_cpu("AVX2")
             self.backend = _jaxlib.cpu_backend()
         except RuntimeError as error:
             raise DeviceUnavailable(

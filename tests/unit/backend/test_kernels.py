@@ -202,3 +202,10 @@ def test_an_unwritten_tensor_reads_as_zeros() -> None:
     assert sum(runtime().statistics().ops.values()) == before
     assert torch.equal((x + 1).cpu(), torch.ones(3, 4))
     assert torch.equal(y.cpu(), torch.zeros(2, 3))
+
+
+def test_a_padded_matrix_of_doubles():
+    """LLVM of jaxlib 0.8.3 ended the process over it where it compiled for AVX-512."""
+    gradient = torch.ones(1, 3, dtype=torch.float64).to("tpu")
+    found = torch.ops.aten.slice_backward(gradient, [2, 3], 0, 0, 2, 2)
+    assert found.cpu().tolist() == [[1.0] * 3, [0.0] * 3]
