@@ -487,7 +487,8 @@ def limit_cpu(isa: str) -> frozenset[str]:
     before = os.environ.get("XLA_FLAGS")
     os.environ["XLA_FLAGS"] = f"{before or ''} --xla_cpu_max_isa={isa}".strip()
     try:
-        return code_features(_probe())
+        with _yielding_threads():
+            return code_features(_probe())
     finally:
         if before is None:
             del os.environ["XLA_FLAGS"]
