@@ -42,13 +42,10 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 def strays(actual: Tensor, expected: Tensor) -> float:
     """The relative error of tensors of whatever dtypes."""
-    if actual.shape != expected.shape:
+    pair = _comparable(actual, expected)
+    if pair is None:
         return math.inf
-    if not (finite(actual) and finite(expected)):
-        usable = expected.isfinite()
-        if not bool((actual.isfinite() == usable).all()):
-            return math.inf
-        actual, expected = actual[usable], expected[usable]
+    actual, expected = pair
     filled = _filled(expected)
     if filled is None:
         return _norms(actual, expected).error
@@ -95,14 +92,19 @@ def _norms(actual: Tensor, expected: Tensor) -> _Norms:
     return _Norms(*(float(torch.linalg.vector_norm(value, dtype=wide)) for value in (a - e, e)))
 
 
-def _norms_where_finite(actual: Tensor, expected: Tensor) -> _Norms:
+def _comparable(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Both where they are finite; None for other shapes, and where they are not finite at the same places."""
     if actual.shape != expected.shape:
-        return _Norms(math.inf, 0.0)
+        return None
     if finite(actual) and finite(expected):
-        return _norms(actual, expected)
+        return actual, expected
     usable = expected.isfinite()
-    same = bool((actual.isfinite() == usable).all())
-    return _norms(actual[usable], expected[usable]) if same else _Norms(math.inf, 0.0)
+    return (actual[usable], expected[usable]) if bool((actual.isfinite() == usable).all()) else None
+
+
+def _norms_where_finite(actual: Tensor, expected: Tensor) -> _Norms:
+    pair = _comparable(actual, expected)
+    return _Norms(math.inf, 0.0) if pair is None else _norms(*pair)
 
 
 def _filled(expected: Tensor) -> Tensor | None:
